@@ -1,0 +1,40 @@
+# Needs only make and Python >= 3.11. Everything lands in .venv; nothing is installed on the machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint clean
+
+help:
+	@echo "make demo      bring the system up, run real rollouts, print what they earned"
+	@echo "make test      the gate: unit, service, flow, process and hostile tests"
+	@echo "make test-all  the gate and the slow ones: kills, other users, benchmarks in short form"
+	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make clean     remove the virtual environment and caches"
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev]'
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/tangram demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-all: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

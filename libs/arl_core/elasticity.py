@@ -1,0 +1,60 @@
+"""How an action's duration falls with the amount of its elastic resource.
+
+Units: amounts as the resource counts them (milli-cores, devices); durations relative to the
+duration at the smallest amount the model was made for, unless a table gives seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Amdahl", "DurationTable", "Elasticity", "Inelastic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inelastic:
+    """More of the resource brings nothing."""
+
+    def relative_duration(self, amount: int, *, base: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Amdahl:
+    """`d(k) = d(base) * ((1 - f) + f * base / k)`; below the base it slows down in proportion (Amdahl 1967)."""
+
+    parallel_fraction: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.parallel_fraction <= 1.0:
+            raise ValueError("parallel_fraction lies in 0..1")
+
+    def relative_duration(self, amount: int, *, base: int) -> float:
+        return (1.0 - self.parallel_fraction) + self.parallel_fraction * base / amount
+
+
+@dataclass(frozen=True, slots=True)
+class DurationTable:
+    """Seconds per amount, as measured. Between two entries the smaller amount's duration holds."""
+
+    seconds: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        amounts = [amount for amount, _ in self.seconds]
+        if not self.seconds or amounts != sorted(set(amounts)) or amounts[0] <= 0:
+            raise ValueError("a table needs at least one amount, each once, in rising order")
+        if any(seconds <= 0 for _, seconds in self.seconds):
+            raise ValueError("durations in a table are above 0")
+
+    @classmethod
+    def of(cls, seconds: Mapping[int, float]) -> "DurationTable":
+        return cls(tuple(sorted(seconds.items())))
+
+    def relative_duration(self, amount: int, *, base: int) -> float:
+        return self._at(amount) / self._at(base)
+
+    def _at(self, amount: int) -> float:
+        known = [seconds for entry, seconds in self.seconds if entry <= amount]
+        return known[-1] if known else self.seconds[0][1]
+
+
+Elasticity = Inelastic | Amdahl | DurationTable

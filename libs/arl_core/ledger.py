@@ -1,0 +1,67 @@
+"""Who holds what on which node. The scheduler plans against it, a manager refuses by it."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from arl_core.model import Amounts
+
+__all__ = ["Hold", "Ledger", "fits"]
+
+
+def fits(amounts: Amounts, free: Amounts) -> bool:
+    """A resource that a node does not have is a resource of which it has 0."""
+    return all(amount <= free.get(resource, 0) for resource, amount in amounts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    node: int
+    amounts: Amounts
+
+
+class Ledger:
+    """Holds by holder. Taking twice and releasing twice are harmless: amounts count once."""
+
+    def __init__(self) -> None:
+        self._capacity: dict[int, dict[str, int]] = {}
+        self._held: dict[int, dict[str, int]] = {}
+        self._holds: dict[Hashable, Hold] = {}
+
+    def set_capacity(self, node: int, capacity: Amounts) -> None:
+        self._capacity[node] = dict(capacity)
+        self._held.setdefault(node, {})
+
+    def forget_node(self, node: int) -> None:
+        self._capacity.pop(node, None)
+
+    def capacity(self, node: int) -> Amounts:
+        return dict(self._capacity.get(node, {}))
+
+    def free(self, node: int) -> dict[str, int]:
+        """Capacity less what is held; negative where a node shrank below what it holds."""
+        held = self._held.get(node, {})
+        return {resource: total - held.get(resource, 0) for resource, total in self._capacity.get(node, {}).items()}
+
+    def take(self, holder: Hashable, node: int, amounts: Amounts) -> None:
+        """Replace what `holder` holds. Never refuses: whoever must not overbook asks `fits` first."""
+        self.release(holder)
+        self._holds[holder] = Hold(node, dict(amounts))
+        held = self._held.setdefault(node, {})
+        for resource, amount in amounts.items():
+            held[resource] = held.get(resource, 0) + amount
+
+    def release(self, holder: Hashable) -> bool:
+        """Give back what `holder` holds. False if it held nothing."""
+        hold = self._holds.pop(holder, None)
+        if hold is None:
+            return False
+        held = self._held[hold.node]
+        for resource, amount in hold.amounts.items():
+            held[resource] -= amount
+        return True
+
+    def held_by(self, holder: Hashable) -> Hold | None:
+        return self._holds.get(holder)
+
+    def holders(self) -> Iterable[Hashable]:
+        return tuple(self._holds)

@@ -1,0 +1,161 @@
+"""What the scheduler knows of actions, nodes and environments.
+
+All amounts are integers: `cpu_milli` (milli-cores), `memory_mib`, `disk_mib`, `gpu` (devices),
+`slots`, `concurrency`. Times are seconds of the database's clock, as a float since the epoch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from uuid import UUID
+
+from arl_core.elasticity import Elasticity
+from arl_core.fence import Fence
+
+__all__ = [
+    "ENVIRONMENT_RESOURCES",
+    "ActionClass",
+    "Amounts",
+    "Demand",
+    "Elastic",
+    "Environment",
+    "Grant",
+    "Plan",
+    "Pool",
+    "Resize",
+    "Running",
+    "Shape",
+    "Waiting",
+]
+
+Amounts = Mapping[str, int]
+
+ENVIRONMENT_RESOURCES = frozenset({"memory_mib", "disk_mib"})
+"""A persistent environment holds these from its first grant until it ends; an exec in it holds the rest."""
+
+
+class Shape(StrEnum):
+    """How amounts are placed on a node."""
+
+    DIVISIBLE = "divisible"  # any amount up to what is free: cores, memory, bandwidth
+    GROUP = "group"  # an aligned group of whole devices: GPUs
+    QUOTA = "quota"  # counts that no topology constrains: slots, concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """The one resource of a demand that may grow: its choices in rising order, and what growing brings."""
+
+    resource: str
+    amounts: tuple[int, ...]
+    elasticity: Elasticity
+
+    def __post_init__(self) -> None:
+        if not self.amounts or list(self.amounts) != sorted(set(self.amounts)):
+            raise ValueError("the amounts of an elastic resource are distinct and in rising order")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A vector of minimum amounts, at most one of them elastic."""
+
+    minimum: Amounts
+    elastic: Elastic | None = None
+
+    def __post_init__(self) -> None:
+        if any(amount < 0 for amount in self.minimum.values()):
+            raise ValueError("amounts are never negative")
+        if self.elastic is not None and self.minimum.get(self.elastic.resource) != self.elastic.amounts[0]:
+            raise ValueError("the smallest elastic amount is the minimum of its resource")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionClass:
+    """Actions of one kind and demand shape: learnt from and scheduled together."""
+
+    key: int
+    kind: str
+    shape: Shape
+    demand: Demand
+    resizable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A persistent environment: pinned to its node, holding memory and disk, no cores."""
+
+    id: UUID
+    node: int | None
+    """None until its first action is granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A queued action that may start now, as far as its environment is concerned."""
+
+    id: UUID
+    cls: ActionClass
+    task: int
+    submitted: float
+    grant_no: int
+    """Grants so far; the next fence carries one more."""
+    priority: int = 0
+    deadline: float | None = None
+    environment: Environment | None = None
+    """None for an ephemeral environment, which is made and ended with the action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A granted or running action and what it holds."""
+
+    fence: Fence
+    cls: ActionClass | None
+    node: int
+    amounts: Amounts
+    granted: float
+    started: float | None = None
+    environment: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One node's worth of a manager's resources."""
+
+    node: int
+    kind: str
+    shape: Shape
+    capacity: Amounts
+    free: Amounts
+    accepting: bool = True
+    """False while cordoned, draining or without a lease: nothing new is placed here."""
+    environments: int = 0
+    free_devices: tuple[int, ...] = ()
+    """For the group shape: indices of devices that no group holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """This action, this node, these amounts, this fence."""
+
+    fence: Fence
+    node: int
+    amounts: Amounts
+    environment: UUID | None = None
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """New amounts of a running action."""
+
+    fence: Fence
+    amounts: Amounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a round decided. Grants are in the order in which the policy made them."""
+
+    grants: tuple[Grant, ...] = ()
+    resizes: tuple[Resize, ...] = field(default=())

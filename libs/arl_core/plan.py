@@ -1,0 +1,169 @@
+"""A round: which queued actions start now, on which node, with what amounts.
+
+Values in, values out. A policy replaces the order and the amounts; the interface stays.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import merge
+from typing import Protocol
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_core.ledger import fits
+from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Grant, Plan, Pool, Running, Shape, Waiting
+from arl_core.waiting import ClassQueue, arrival_order
+
+__all__ = ["FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot", "plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything a round may look at. Never refreshed, and not changed, during a round."""
+
+    now: float
+    queues: tuple[ClassQueue, ...]
+    running: tuple[Running, ...] = ()
+    pools: tuple[Pool, ...] = ()
+
+
+class Policy(Protocol):
+    """Chooses the order of candidates and how much of the elastic resource each gets."""
+
+    def order(self, snapshot: Snapshot) -> Iterator[Waiting]: ...
+
+    def width(self, action: Waiting, snapshot: Snapshot) -> Amounts: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed:
+    """Arrival order within a priority, at minimum demand."""
+
+    def order(self, snapshot: Snapshot) -> Iterator[Waiting]:
+        return merge(*snapshot.queues, key=arrival_order)
+
+    def width(self, action: Waiting, snapshot: Snapshot) -> Amounts:
+        return action.cls.demand.minimum
+
+
+def plan(snapshot: Snapshot, policy: Policy) -> Plan:
+    """Choose which queued actions start now, on which node, with what amounts.
+
+    Never gives more than a pool has free. An action that fits nowhere stays queued, and does not
+    hold up those behind it. Two actions of one environment are never granted in one round.
+    """
+    free = FreeAmounts.of(snapshot.pools)
+    grants: list[Grant] = []
+    full: set[tuple[int, int | None]] = set()
+    hopeful = {queue.cls.key for queue in snapshot.queues if free.could_fit(queue.cls)}
+    for action in policy.order(snapshot):
+        if not hopeful:
+            break
+        key = action.cls.key
+        pinned = free.node_of(action)
+        if key not in hopeful or (key, pinned) in full:
+            continue
+        grant = free.take(action, policy.width(action, snapshot))
+        if grant is not None:
+            grants.append(grant)
+            continue
+        full.add((key, pinned))
+        if not free.could_fit(action.cls):
+            hopeful.discard(key)
+    return Plan(grants=tuple(grants))
+
+
+@dataclass(slots=True)
+class FreeAmounts:
+    """What is left of each pool while a round spends it."""
+
+    pools: Mapping[int, Pool]
+    free: dict[int, dict[str, int]]
+    devices: dict[int, list[int]]
+    environments: dict[int, int]
+    placed: dict[UUID, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pools: Iterable[Pool]) -> "FreeAmounts":
+        by_node = {pool.node: pool for pool in pools}
+        return cls(
+            pools=by_node,
+            free={node: dict(pool.free) for node, pool in by_node.items()},
+            devices={node: sorted(pool.free_devices) for node, pool in by_node.items()},
+            environments={node: pool.environments for node, pool in by_node.items()},
+        )
+
+    def node_of(self, action: Waiting) -> int | None:
+        """The node an action is pinned to by its environment, also one placed earlier in this round."""
+        if action.environment is None:
+            return None
+        return self.placed.get(action.environment.id, action.environment.node)
+
+    def could_fit(self, cls: ActionClass) -> bool:
+        """Whether any pool still has the cores, devices or slots; memory may already be an environment's."""
+        needed = _without_environment(cls.demand.minimum)
+        return any(
+            pool.accepting and pool.shape is cls.shape and fits(needed, self.free[node])
+            for node, pool in self.pools.items()
+        )
+
+    def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
+        pinned = self.node_of(action)
+        needed = amounts if pinned is None else _without_environment(amounts)
+        node = self._choose(action, needed, pinned)
+        if node is None:
+            return None
+        devices = self._take_devices(node, needed.get("gpu", 0)) if action.cls.shape is Shape.GROUP else ()
+        for resource, amount in needed.items():
+            self.free[node][resource] -= amount
+        environment = action.environment
+        if environment is not None and pinned is None:
+            self.placed[environment.id] = node
+            self.environments[node] += 1
+        return Grant(
+            fence=Fence(action.id, action.grant_no + 1),
+            node=node,
+            amounts=dict(amounts),
+            environment=environment.id if environment is not None else None,
+            devices=devices,
+        )
+
+    def _choose(self, action: Waiting, needed: Amounts, pinned: int | None) -> int | None:
+        nodes = [node for node in self._candidates(pinned) if self._fits(node, action.cls.shape, needed)]
+        if not nodes:
+            return None
+        if action.environment is not None and pinned is None:
+            return min(nodes, key=self._emptiest_for_environments)
+        return min(nodes, key=lambda node: (self.free[node].get("cpu_milli", 0), node))
+
+    def _candidates(self, pinned: int | None) -> Iterable[int]:
+        if pinned is not None:
+            return (pinned,) if pinned in self.pools and self.pools[pinned].accepting else ()
+        return (node for node, pool in self.pools.items() if pool.accepting)
+
+    def _fits(self, node: int, shape: Shape, needed: Amounts) -> bool:
+        if self.pools[node].shape is not shape or not fits(needed, self.free[node]):
+            return False
+        return shape is not Shape.GROUP or _aligned_group(self.devices[node], needed.get("gpu", 0)) is not None
+
+    def _emptiest_for_environments(self, node: int) -> tuple[int, int, int]:
+        return (self.environments[node], -self.free[node].get("memory_mib", 0), node)
+
+    def _take_devices(self, node: int, count: int) -> tuple[int, ...]:
+        group = _aligned_group(self.devices[node], count) or ()
+        self.devices[node] = [device for device in self.devices[node] if device not in group]
+        return group
+
+
+def _aligned_group(devices: Iterable[int], count: int) -> tuple[int, ...] | None:
+    """The first `count` free devices that start at a multiple of `count`; groups stay whole after release."""
+    present = set(devices)
+    for start in sorted(device for device in present if count and device % count == 0):
+        group = tuple(range(start, start + count))
+        if present.issuperset(group):
+            return group
+    return None
+
+
+def _without_environment(amounts: Amounts) -> Amounts:
+    return {resource: amount for resource, amount in amounts.items() if resource not in ENVIRONMENT_RESOURCES}

@@ -1,0 +1,82 @@
+"""Waiting actions by class, in an order that a round can walk without changing it."""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from uuid import UUID
+
+from arl_core.model import ActionClass, Waiting
+
+__all__ = ["ClassQueue", "WaitingIndex", "arrival_order"]
+
+Order = tuple[int, float, UUID]
+
+
+def arrival_order(action: Waiting) -> Order:
+    """Higher priority first, then who came first; ties by id, so that a round is deterministic."""
+    return (-action.priority, action.submitted, action.id)
+
+
+class ClassQueue:
+    """The waiting actions of one class. Add and discard cost O(log n); walking k of them O(k log k)."""
+
+    def __init__(self, cls: ActionClass) -> None:
+        self.cls = cls
+        self._live: dict[UUID, Waiting] = {}
+        self._heap: list[tuple[Order, UUID]] = []
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """In arrival order. The queue must not change while it is walked."""
+        frontier = [(self._heap[0], 0)] if self._heap else []
+        while frontier:
+            (order, action_id), at = heappop(frontier)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(self._heap):
+                    heappush(frontier, (self._heap[child], child))
+            action = self._live.get(action_id)
+            if action is not None and arrival_order(action) == order:
+                yield action
+
+    def add(self, action: Waiting) -> None:
+        self._live[action.id] = action
+        heappush(self._heap, (arrival_order(action), action.id))
+
+    def discard(self, action_id: UUID) -> None:
+        self._live.pop(action_id, None)
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._live):
+            self._heap = [(arrival_order(action), action.id) for action in self._live.values()]
+            heapify(self._heap)
+
+
+class WaitingIndex:
+    """All waiting actions. Each id is in at most one class queue."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, ClassQueue] = {}
+        self._class_of: dict[UUID, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._class_of)
+
+    def __contains__(self, action_id: UUID) -> bool:
+        return action_id in self._class_of
+
+    def queues(self) -> Iterator[ClassQueue]:
+        return iter(self._queues.values())
+
+    def add(self, action: Waiting) -> None:
+        self.discard(action.id)
+        queue = self._queues.setdefault(action.cls.key, ClassQueue(action.cls))
+        queue.add(action)
+        self._class_of[action.id] = action.cls.key
+
+    def discard(self, action_id: UUID) -> None:
+        key = self._class_of.pop(action_id, None)
+        if key is None:
+            return
+        queue = self._queues[key]
+        queue.discard(action_id)
+        if not queue:
+            del self._queues[key]

@@ -1,0 +1,256 @@
+"""The frame of a service: problems instead of tracebacks, probes, service-to-service authentication."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from arl_kit.settings import ServiceSettings
+from arl_kit.telemetry import current_traceparent, new_traceparent, set_up_logging, trace_id_of, valid_traceparent
+from arl_wire.errors import (
+    FieldError,
+    Internal,
+    Problem,
+    TangramError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    ValidationFailed,
+)
+
+__all__ = ["VERSION", "called_by", "create_app", "documented", "serve", "validation_failed"]
+
+VERSION = "0.1.0"
+DRAIN_S = 20
+
+log = logging.getLogger(__name__)
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+Ready = Callable[[], Awaitable[str | None]]
+
+
+def create_app(*, title: str, lifespan: Lifespan, ready: Ready, max_body_bytes: int, public: bool = False) -> FastAPI:
+    """`ready` answers None, or what is missing. Only a public app publishes its OpenAPI document."""
+    app = FastAPI(
+        title=title,
+        version=VERSION,
+        lifespan=lifespan,
+        openapi_url="/openapi.json" if public else None,
+        docs_url="/docs" if public else None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.add_middleware(_Envelope, max_body_bytes=max_body_bytes)
+    app.add_exception_handler(TangramError, _on_tangram_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    for lost in (SQLAlchemyError, OSError, TimeoutError):
+        app.add_exception_handler(lost, _on_database_error)
+    app.add_exception_handler(Exception, _on_unexpected_error)
+    _add_probes(app, ready)
+    return app
+
+
+def serve(app: FastAPI, settings: ServiceSettings, *, name: str) -> None:
+    """Run until SIGTERM, then finish what is in flight."""
+    set_up_logging(name, settings.log_level)
+    uvicorn.run(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=2048,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+
+
+def called_by(settings: ServiceSettings, *callers: str) -> Any:
+    """A dependency: only these services may call, each with its own token."""
+
+    async def check(request: Request) -> str:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        caller = settings.caller_of(token) if scheme.lower() == "bearer" else None
+        if caller not in callers:
+            raise Unauthenticated("this route is for other services of this installation")
+        return caller
+
+    return Depends(check)
+
+
+def documented(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: each status with the problem schema and the codes it may carry."""
+    by_status: dict[int | str, list[str]] = {}
+    for error in errors:
+        by_status.setdefault(error.status, []).append(error.code)
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": ", ".join(codes), "content": {"application/problem+json": {"schema": schema}}}
+        for status, codes in by_status.items()
+    }
+
+
+def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
+    """The one error for a body that does not fit, from pydantic's list; values are never echoed."""
+    fields = [FieldError(field=_path(error["loc"]), message=_message(error)) for error in errors[:50]]
+    first = fields[0] if fields else FieldError(field="body", message="is not valid")
+    return ValidationFailed(f"{first.field}: {first.message}", errors=fields)
+
+
+class _Envelope:
+    """Trace context in and out, and a bound on the body whether or not it announces its length."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        traceparent = valid_traceparent(headers.get(b"traceparent", b"").decode("latin-1")) or new_traceparent()
+        token = current_traceparent.set(traceparent)
+        announced = headers.get(b"content-length", b"0")
+        try:
+            if announced.isdigit() and int(announced) > self._max:
+                await _respond(self._too_large(), traceparent)(scope, receive, send)
+                return
+            await self._app(scope, self._bounded(receive), _with_header(send, traceparent))
+        finally:
+            current_traceparent.reset(token)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def bounded() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max:
+                raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the body is larger than {self._max} bytes; send fewer or smaller files")
+
+
+def _with_header(send: Send, traceparent: str) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"traceparent", traceparent.encode())]
+        await send(message)
+
+    return wrapped
+
+
+def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return _problem_response(error.problem(trace_id=trace_id_of(traceparent)), headers)
+
+
+def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
+    content = problem.model_dump(exclude_none=True)
+    return JSONResponse(content, problem.status, headers, media_type="application/problem+json")
+
+
+async def _on_tangram_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, TangramError):
+        raise error
+    return _respond(error, current_traceparent.get())
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return _respond(validation_failed(error.errors()), current_traceparent.get())
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown paths, wrong methods."""
+    if not isinstance(error, HTTPException):
+        raise error
+    title = HTTPStatus(error.status_code).phrase
+    return _problem_response(
+        Problem(
+            title=title,
+            status=error.status_code,
+            detail=f"{request.method} {request.url.path}: {error.detail}",
+            code=title.lower().replace(" ", "_"),
+            trace_id=trace_id_of(current_traceparent.get()),
+        ),
+        dict(error.headers or {}),
+    )
+
+
+async def _on_database_error(request: Request, error: Exception) -> Response:
+    """Not reaching Postgres is temporary; anything else it says is our mistake and is logged with its cause."""
+    if not _is_temporary(error):
+        return await _on_unexpected_error(request, error)
+    log.warning("the database is not reachable: %s", type(error).__name__)
+    return _respond(Unavailable("the database is not reachable; try again", retry_after_s=1), current_traceparent.get())
+
+
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
+    log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
+    detail = "something went wrong on our side; the trace id finds it in the logs"
+    return _respond(Internal(detail), current_traceparent.get())
+
+
+def _is_temporary(error: Exception) -> bool:
+    if not isinstance(error, SQLAlchemyError):
+        return True
+    return isinstance(error, (OperationalError, InterfaceError, PoolTimeout)) or bool(
+        getattr(error, "connection_invalidated", False)
+    )
+
+
+def _add_probes(app: FastAPI, ready: Ready) -> None:
+    @app.get("/livez", include_in_schema=False)
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> dict[str, str]:
+        missing = await ready()
+        if missing is not None:
+            raise Unavailable(missing, retry_after_s=1)
+        return {"status": "ok"}
+
+    @app.get("/version", include_in_schema=False)
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
+
+
+def _path(location: Sequence[Any]) -> str:
+    parts = [str(part) for part in location]
+    if parts and parts[0] == "body":
+        parts = parts[1:]
+    return ".".join(parts) or "body"
+
+
+def _message(error: Any) -> str:
+    if error.get("type") == "json_invalid":
+        return f"is not valid JSON: {error.get('ctx', {}).get('error', 'cannot be parsed')}"
+    return str(error["msg"]).removeprefix("Value error, ")

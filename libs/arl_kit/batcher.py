@@ -1,0 +1,74 @@
+"""Micro-batches without a timer: flush at once when nothing is in flight, else when the flight returns."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["Batcher"]
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]]
+
+
+class Batcher(Generic[Item, Answer]):
+    """`flush` answers each item in order; an answer that is an exception is raised to whoever asked.
+
+    If `flush` itself raises, everyone in that batch gets the exception.
+    """
+
+    def __init__(self, flush: Flush[Item, Answer], *, max_batch: int = 500, max_weight: int = 8 << 20) -> None:
+        self._flush = flush
+        self._max_batch = max_batch
+        self._max_weight = max_weight
+        self._waiting: deque[tuple[Item, int, asyncio.Future[Answer]]] = deque()
+        self._flight: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item, *, weight: int = 0) -> Answer:
+        """`weight` bounds a batch in bytes; one item heavier than the bound goes alone."""
+        return await self.enqueue(item, weight=weight)
+
+    def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Answer]":
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, weight, future))
+        if self._flight is None:
+            self._flight = asyncio.create_task(self._fly())
+        return future
+
+    async def drain(self) -> None:
+        """Wait until everything submitted so far is answered."""
+        while self._flight is not None:
+            await asyncio.shield(self._flight)
+
+    async def _fly(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._take()
+                await self._answer([item for item, _, _ in batch], [future for _, _, future in batch])
+        finally:
+            self._flight = None
+
+    def _take(self) -> list[tuple[Item, int, "asyncio.Future[Answer]"]]:
+        batch = [self._waiting.popleft()]
+        weight = batch[0][1]
+        while self._waiting and len(batch) < self._max_batch and weight + self._waiting[0][1] <= self._max_weight:
+            batch.append(self._waiting.popleft())
+            weight += batch[-1][1]
+        return batch
+
+    async def _answer(self, items: list[Item], futures: "list[asyncio.Future[Answer]]") -> None:
+        try:
+            answers: Sequence[Answer | Exception] = await self._flush(items)
+            if len(answers) != len(items):
+                raise RuntimeError(f"{len(items)} items got {len(answers)} answers")
+        except Exception as error:  # noqa: BLE001 - it is handed to everyone who waits for this batch
+            answers = [error] * len(items)
+        for future, answer in zip(futures, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)

@@ -1,0 +1,75 @@
+"""`python -m arl_kit.local`: run one machine in the foreground until it is told to stop."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import asyncpg
+import sqlalchemy.exc
+
+from arl_kit.local.plan import DEFAULT_COMMANDS, Options
+from arl_kit.local.state_dir import AlreadyUp, StateDir, default_directory
+from arl_kit.local.up import run
+from arl_kit.supervisor import StartFailed
+from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError
+
+__all__ = ["main"]
+
+EXIT_FAILED = 1
+EXIT_ALREADY_UP = 4
+
+_EXPECTED = (EmbeddedPostgresError, StartFailed, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
+    """The exit code: 0 stopped as asked, 1 failed with a sentence on standard error, 4 already up."""
+    chosen = _parse(arguments)
+    try:
+        with StateDir(chosen.dir).locked():
+            if chosen.purge:
+                _purge(chosen.dir)
+            else:
+                asyncio.run(run(_options(chosen), os.environ, until_eof=chosen.until_eof, commands=commands))
+    except AlreadyUp:
+        print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_ALREADY_UP
+    except (*_EXPECTED, sqlalchemy.exc.SQLAlchemyError) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_FAILED
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m arl_kit.local", description=__doc__)
+    parser.add_argument("--dir", type=Path, default=default_directory(os.environ))
+    parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")
+    parser.add_argument("--port", type=int, help="of the gateway; by default 8700, or any that is free")
+    parser.add_argument("--cores", help="how many cores actions may use")
+    parser.add_argument("--driver", choices=("namespaces", "unsafe-local", "simulated"), default="namespaces")
+    parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
+    parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends, too")
+    parser.add_argument("--purge", action="store_true", help="remove the state instead; nothing may run")
+    return parser.parse_args(arguments)
+
+
+def _options(chosen: argparse.Namespace) -> Options:
+    return Options(
+        directory=chosen.dir,
+        host=chosen.host,
+        port=chosen.port,
+        cores=chosen.cores,
+        driver=chosen.driver,
+        database_url=os.environ.get("TANGRAM_DATABASE_URL"),
+    )
+
+
+def _purge(directory: Path) -> None:
+    EmbeddedPostgres(directory).purge()
+    StateDir(directory).purge()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

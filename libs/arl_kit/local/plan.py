@@ -1,0 +1,144 @@
+"""Which processes make up one machine, and what each of them is told: only what it uses."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from arl_kit.local.state_dir import StateDir
+from arl_kit.supervisor import ProcessSpec
+
+__all__ = ["DEFAULT_COMMANDS", "SERVICES", "Options", "Plan"]
+
+SERVICES = ("admission", "scheduler", "cpu", "gateway")
+"""In the order in which they start."""
+
+_CALLERS = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu": ("scheduler",), "gateway": ()}
+_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-launcher": 4}
+_PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
+_LOOPBACK = "127.0.0.1"
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", name)
+
+
+DEFAULT_COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "cpu-launcher": _module("arl_cpu.launcher"),
+    **{service: _module(f"arl_{service}") for service in SERVICES},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user may choose."""
+
+    directory: Path
+    host: str = _LOOPBACK
+    port: int | None = None
+    cores: str | None = None
+    driver: str = "namespaces"
+    database_url: str | None = None
+    """Owner's URL of a Postgres that is already there; None: the embedded one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The processes of one start; everything in it is decided."""
+
+    options: Options
+    state: StateDir
+    ports: Mapping[str, int]
+    database_urls: Mapping[str, str]
+    environment: Mapping[str, str]
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULT_COMMANDS)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Where each service answers, as seen from this machine."""
+        return {name: f"http://{_bracketed(_reachable(self._host_of(name)))}:{self.ports[name]}" for name in SERVICES}
+
+    def specs(self) -> list[ProcessSpec]:
+        """In the order in which they start. Simulated nodes need no launcher."""
+        launcher = [] if self.options.driver == "simulated" else [self._launcher()]
+        return [*launcher, *(self._service(name) for name in SERVICES)]
+
+    @property
+    def _launcher_socket(self) -> Path:
+        return self.state.run / "launcher.sock"
+
+    def _launcher(self) -> ProcessSpec:
+        env = {
+            **self._passed_on(),
+            "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
+            "TANGRAM_LAUNCHER_DIR": str(self.state.path / "launcher"),
+            "TANGRAM_DRIVER": self.options.driver,
+            "TANGRAM_NODE_NAME": socket.gethostname(),
+        }
+        return self._spec("cpu-launcher", env, ready=_listening(self._launcher_socket))
+
+    def _service(self, name: str) -> ProcessSpec:
+        tokens = {caller: self.state.secret("tokens", caller) for caller in _CALLERS[name]}
+        env = {
+            **self._passed_on(telemetry=True),
+            "TANGRAM_HOST": self._host_of(name),
+            "TANGRAM_PORT": str(self.ports[name]),
+            "TANGRAM_DATABASE_URL": self.database_urls[name],
+            "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", name),
+            "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
+            **self._only_for(name),
+        }
+        return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz")
+
+    def _only_for(self, name: str) -> dict[str, str]:
+        if name == "gateway":
+            return {"TANGRAM_ADMISSION_URL": self.endpoints["admission"]}
+        if name == "admission":
+            return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"]}
+        if name != "cpu":
+            return {}
+        return {
+            "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
+            "TANGRAM_NODE_NAME": socket.gethostname(),
+            "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
+            "TANGRAM_DRIVER": self.options.driver,
+            **({"TANGRAM_CPU_CORES": self.options.cores} if self.options.cores else {}),
+        }
+
+    def _spec(self, name: str, env: Mapping[str, str], *, ready: str | Callable[[], Awaitable[bool]]) -> ProcessSpec:
+        return ProcessSpec(name=name, argv=self.commands[name], env=env, ready=ready, stop_order=_STOP_ORDER[name])
+
+    def _host_of(self, name: str) -> str:
+        return self.options.host if name == "gateway" else _LOOPBACK
+
+    def _passed_on(self, *, telemetry: bool = False) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in self.environment.items()
+            if name in _PASSED_ON or (telemetry and name.startswith("OTEL_"))
+        }
+
+
+def _listening(path: Path) -> Callable[[], Awaitable[bool]]:
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return listens
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine for a host that may mean all of them."""
+    return {"": _LOOPBACK, "0.0.0.0": _LOOPBACK, "::": "::1", "localhost": _LOOPBACK}.get(host, host)  # noqa: S104
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

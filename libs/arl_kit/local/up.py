@@ -1,0 +1,120 @@
+"""Bring one machine up, keep it up until told to stop, drain it."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from logging.handlers import RotatingFileHandler
+from urllib.parse import urlsplit
+
+from arl_kit.local.database import embedded_database, postgres_spec, provision
+from arl_kit.local.plan import DEFAULT_COMMANDS, SERVICES, Options, Plan
+from arl_kit.local.state_dir import StateDir, choose_ports
+from arl_kit.supervisor import Supervisor
+from arl_store.embedded import EmbeddedPostgres
+
+__all__ = ["run"]
+
+_GATEWAY_PORT = 8700
+_RECOVERY_S = 600.0
+_START_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+async def run(
+    options: Options,
+    environment: Mapping[str, str],
+    *,
+    until_eof: bool = False,
+    commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS,
+) -> None:
+    """Return when everything was stopped, on SIGTERM, SIGINT or SIGHUP, or when standard input ends if asked so.
+
+    The caller holds the lock of the state directory.
+    """
+    state = StateDir(options.directory)
+    state.make()
+    _log_to(state)
+    stop = _stop_event(until_eof=until_eof)
+    async with Supervisor(state.path) as supervisor:
+        bringing_up = asyncio.create_task(_bring_up(supervisor, state, options, environment, commands))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((bringing_up, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not bringing_up.done():
+            bringing_up.cancel()
+            await asyncio.wait((bringing_up,))
+            return
+        bringing_up.result()
+        await stopping
+
+
+async def _bring_up(
+    supervisor: Supervisor,
+    state: StateDir,
+    options: Options,
+    environment: Mapping[str, str],
+    commands: Mapping[str, tuple[str, ...]],
+) -> None:
+    owner_url = options.database_url or await _start_postgres(supervisor, state)
+    supervisor.report("starting", "bringing the schema up to date")
+    plan = Plan(
+        options=options,
+        state=state,
+        ports=_ports(state, options),
+        database_urls=await provision(owner_url, state),
+        environment=environment,
+        commands=commands,
+    )
+    supervisor.report("starting", "starting the services")
+    specs = plan.specs()
+    for spec in specs:
+        supervisor.start(spec)
+    await supervisor.wait_ready(*(spec.name for spec in specs), timeout_s=_START_S)
+    state.publish_endpoints(plan.endpoints)
+    supervisor.report("ready")
+
+
+async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
+    supervisor.report("starting", "preparing PostgreSQL")
+    server = EmbeddedPostgres(state.path)
+    server.prepare()
+    supervisor.start(postgres_spec(server))
+    await supervisor.wait_ready("postgres", timeout_s=_RECOVERY_S)
+    return await embedded_database(server)
+
+
+def _ports(state: StateDir, options: Options) -> dict[str, int]:
+    """The ports of the last start where they are still free; a port that the user names has to be free."""
+    last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
+    wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in SERVICES}
+    preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
+    ports = choose_ports({**wanted, "gateway": (options.host, preferences)})
+    if options.port and ports["gateway"] != options.port:
+        raise OSError(f"port {options.port} on {options.host} is taken; choose another with --port")
+    return ports
+
+
+def _stop_event(*, until_eof: bool) -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    if until_eof:
+        stdin = sys.stdin.fileno()
+
+        def on_input() -> None:
+            if not os.read(stdin, 4096):
+                loop.remove_reader(stdin)
+                stop.set()
+
+        loop.add_reader(stdin, on_input)
+    return stop
+
+
+def _log_to(state: StateDir) -> None:
+    handler = RotatingFileHandler(state.path / "logs" / "supervisor.log", maxBytes=5 << 20, backupCount=1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,0 +1,79 @@
+"""Calls to other services: JSON over one pooled client, with this service's token."""
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+from pydantic import BaseModel
+
+from arl_wire.errors import Problem, Unavailable, error_from
+
+__all__ = ["Peers"]
+
+log = logging.getLogger(__name__)
+
+
+class Peers:
+    """One client per process. `call` raises the error that the peer answered with; `hint` never raises."""
+
+    def __init__(self, token: str, *, timeout_s: float = 15.0, connections: int = 16) -> None:
+        self._token = token
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
+        self._hints: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            headers={"authorization": f"Bearer {self._token}", "content-type": "application/json"},
+            timeout=self._timeout,
+            connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=30),
+        )
+
+    async def stop(self) -> None:
+        for task in tuple(self._hints):
+            task.cancel()
+        await asyncio.gather(*self._hints, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, url: str, body: BaseModel) -> bytes:
+        """The body of a 2xx answer. Not reaching the peer is `Unavailable`."""
+        if self._session is None:
+            raise RuntimeError("start() was not called")
+        try:
+            async with self._session.post(url, data=body.model_dump_json()) as response:
+                content = await response.read()
+                if response.status < 300:
+                    return content
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(
+                f"a service is not reachable ({type(error).__name__}); try again", retry_after_s=1
+            ) from error
+        raise _error_of(content, response.status)
+
+    def hint(self, url: str, body: BaseModel) -> None:
+        """Best effort, in the background: a lost hint costs the receiver one poll."""
+        task = asyncio.create_task(self._hint(url, body))
+        self._hints.add(task)
+        task.add_done_callback(self._hints.discard)
+
+    async def _hint(self, url: str, body: BaseModel) -> None:
+        try:
+            await self.call(url, body)
+        except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
+            log.debug("hint to %s lost: %s", url, error)
+
+
+def _error_of(content: bytes, status: int) -> Exception:
+    try:
+        return error_from(Problem.model_validate_json(content))
+    except ValueError:
+        detail: dict[str, Any] = {
+            "title": "Error",
+            "status": status,
+            "detail": f"a service answered {status}",
+            "code": "error",
+        }
+        return error_from(Problem(**detail))

@@ -1,0 +1,45 @@
+"""What every service is told at boot. Validated once, frozen, passed in; no module reads the environment."""
+
+import sys
+from hashlib import sha256
+from hmac import compare_digest
+from typing import TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["ServiceSettings", "load"]
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+class ServiceSettings(BaseSettings):
+    """`TANGRAM_*` environment variables."""
+
+    model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
+
+    host: str = "127.0.0.1"
+    port: int = Field(ge=1, le=65535)
+    database_url: SecretStr = Field(description="postgresql://… with the role of this service")
+    service_token: SecretStr = Field(min_length=16, description="With which this service calls others")
+    accept: dict[str, str] = Field(
+        default_factory=dict, description="Caller name to SHA-256 (hex) of its token; nobody else is answered"
+    )
+    pool_size: int = Field(default=6, ge=1, le=100)
+    log_level: str = "INFO"
+
+    def caller_of(self, token: str) -> str | None:
+        """The service that this token belongs to."""
+        digest = sha256(token.encode()).hexdigest()
+        return next((name for name, known in self.accept.items() if compare_digest(digest, known)), None)
+
+
+def load(cls: type[Settings]) -> Settings:
+    """The settings from the environment, or one sentence per mistake and exit code 2."""
+    try:
+        return cls()
+    except ValidationError as error:
+        for problem in error.errors(include_input=False):
+            name = "TANGRAM_" + "_".join(str(part) for part in problem["loc"]).upper()
+            print(f"{name}: {problem['msg']}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
+        raise SystemExit(2) from None

@@ -1,0 +1,56 @@
+"""Logs as JSON lines, and the trace a request belongs to (W3C Trace Context)."""
+
+import json
+import logging
+import re
+import secrets
+import sys
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["current_traceparent", "new_traceparent", "set_up_logging", "trace_id_of", "valid_traceparent"]
+
+_TRACEPARENT = re.compile(r"^[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$")
+current_traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+
+
+def valid_traceparent(header: str | None) -> str | None:
+    """The header if it is one; a malformed one is ignored, as the specification asks."""
+    return header if header and _TRACEPARENT.match(header) else None
+
+
+def new_traceparent() -> str:
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+
+
+def trace_id_of(traceparent: str | None) -> str | None:
+    return traceparent.split("-")[1] if traceparent else None
+
+
+class _JsonLines(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if trace := trace_id_of(current_traceparent.get()):
+            line["trace_id"] = trace
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up_logging(service: str, level: str) -> None:
+    """Once, at boot, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("httpx", "aiohttp.access", "uvicorn.access", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

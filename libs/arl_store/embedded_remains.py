@@ -1,0 +1,49 @@
+"""What a server that was killed leaves behind: backends, and one System V shared memory segment."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["kill", "processes_in", "remove_shared_memory"]
+
+_IPC_RMID = 0
+_SHARED_MEMORY_LINE = 6
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def processes_in(data: Path) -> list[int]:
+    """The server processes of a data directory: each of them has it as its working directory."""
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{entry.name}/cwd") == str(data) and _is_postgres(entry.name):
+                    found.append(int(entry.name))
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """End processes at once. One that has gone meanwhile is fine."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def remove_shared_memory(data: Path) -> None:
+    """Remove the segment that a killed server named in its pid file, if it still is that one and nobody has it."""
+    try:
+        key, segment = (data / "postmaster.pid").read_text().splitlines()[_SHARED_MEMORY_LINE].split()
+        segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    except (OSError, IndexError, ValueError):
+        return
+    for line in segments:
+        columns = line.split()
+        if columns[:2] == [str(ctypes.c_int32(int(key)).value), segment] and columns[6] == "0":
+            _libc.shmctl(int(segment), _IPC_RMID, None)
+
+
+def _is_postgres(pid: str) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"

@@ -1,0 +1,98 @@
+"""What Postgres itself refuses: roles with column grants, and the trigger made from `arl_core.states`."""
+
+from collections.abc import Mapping
+
+from arl_core.states import EDGES, Edge, Role
+
+__all__ = ["GRANTS", "edge_trigger", "grants_for", "role_name"]
+
+GRANTS: Mapping[Role, tuple[str, ...]] = {
+    Role.GATEWAY: (
+        "insert, update on api_keys",
+        "insert on projects",
+        "insert on audit_log",
+    ),
+    Role.ADMISSION: (
+        "insert (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at) on actions",
+        "insert on action_specs",
+        "insert, update, delete on submissions",
+        "insert, update on queues",
+        "update (cancel_requested_at) on actions",
+        "update (delete_requested_at, changed_xid) on environments",
+        "update (cordoned_at, drain_requested_at) on nodes",
+    ),
+    Role.SCHEDULER: (
+        "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
+        " failures, admitted_xid, granted_at, started_at, settled_at) on actions",
+        "update (lost_at, end_reason, changed_xid) on environments",
+        "update on leader_term",
+        "update on leader_lease",
+    ),
+    Role.CPU: (
+        "update (state, outcome, reason, failures, admitted_xid, granted_at, started_at, settled_at, run_us,"
+        " node_id, node_epoch, amounts) on actions",
+        "insert on action_results",
+        "insert, update on nodes",
+        "insert, update on node_beats",
+        "insert, update on environments",
+    ),
+}
+
+
+def role_name(database: str, role: Role) -> str:
+    """Roles belong to the whole cluster, so each carries the name of its database."""
+    return f"{database}_{role.value}"
+
+
+def grants_for(database: str, role: Role) -> list[str]:
+    """Statements that give `role` what it may do, and nothing that an earlier version gave."""
+    name = _quoted(role_name(database, role))
+    return [
+        f"revoke all on all tables in schema public from {name}",
+        f"grant usage on schema public to {name}",
+        f"grant select on all tables in schema public to {name}",
+        *(f"grant {what} to {name}" for what in GRANTS[role]),
+        f"grant usage on all sequences in schema public to {name}",
+        f"grant execute on function ensure_partitions(date, int) to {name}",
+    ]
+
+
+def edge_trigger(database: str, *, one_role: bool) -> list[str]:
+    """Statements that make the trigger. With `one_role` it cannot tell writers apart and checks only the edges."""
+    allowed = "\n        or ".join(_condition(database, edge, one_role=one_role) for edge in EDGES)
+    body = f"""
+create or replace function check_edge() returns trigger language plpgsql as $$
+begin
+    if new.id <> old.id or new.created_at <> old.created_at
+       or new.grant_no <> old.grant_no + (old.state = 'queued' and new.state = 'granted')::int then
+        raise exception 'action %: id, created_at and grant_no are not for changing', old.id
+            using errcode = 'check_violation';
+    end if;
+    if not ({allowed}) then
+        raise exception 'action %: % -> % (%) is no edge for %',
+            old.id, old.state, new.state, coalesce(new.outcome, '-'), current_user using errcode = 'check_violation';
+    end if;
+    return new;
+end $$"""
+    return [
+        body,
+        "create or replace trigger check_edge before update on actions for each row execute function check_edge()",
+    ]
+
+
+def _condition(database: str, edge: Edge, *, one_role: bool) -> str:
+    outcome = "new.outcome is null"
+    if edge.outcomes:
+        outcome = f"new.outcome in ({_literals(sorted(edge.outcomes))})"
+    parts = [f"old.state = '{edge.old}'", f"new.state = '{edge.new}'", outcome]
+    if not one_role:
+        parts.append(f"current_user in ({_literals(sorted(role_name(database, role) for role in edge.writers))})")
+    return "(" + " and ".join(parts) + ")"
+
+
+def _literals(values: list[str]) -> str:
+    return ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

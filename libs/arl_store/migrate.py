@@ -1,0 +1,123 @@
+"""Bring a database to the schema of this version: tables by alembic, then roles, grants and the trigger."""
+
+import logging
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from arl_core.states import Role
+from arl_store.guards import edge_trigger, grants_for, role_name
+
+__all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]
+
+MINIMUM_SERVER = 150000
+PARTITIONS_AHEAD = 7
+
+log = logging.getLogger(__name__)
+
+LOCK = text("select pg_advisory_lock(hashtext('tangram.migrate'))")
+UNLOCK = text("select pg_advisory_unlock(hashtext('tangram.migrate'))")
+SERVER = text("""
+    select current_setting('server_version_num')::int as version,
+           current_database() as database,
+           (select rolsuper or rolcreaterole from pg_roles where rolname = current_user) as may_create_roles
+""")
+ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
+INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing")
+INSERT_KEY = text("""
+    insert into api_keys (project_id, prefix, hash, scopes)
+    select id, :prefix, :hash, '{actions:write,admin:*}' from projects where name = :project
+        on conflict (hash) do nothing
+""")
+
+
+async def upgrade(owner_url: str, passwords: Mapping[str, str]) -> None:
+    """Idempotent, and safe when several start at once: the first one in works, the others find nothing to do.
+
+    `passwords` maps each service's name to the password of its role. Without the right to create
+    roles all services use the owner, and the trigger checks edges but not writers.
+    """
+    engine = create_async_engine(_driver_url(owner_url))
+    try:
+        async with engine.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await connection.execute(LOCK)
+            try:
+                await _upgrade_locked(connection, passwords)
+            finally:
+                await connection.execute(UNLOCK)
+    finally:
+        await engine.dispose()
+
+
+def role_url(owner_url: str, service: str, password: str) -> str:
+    """The URL with which `service` connects as its own role."""
+    parts = urlsplit(owner_url)
+    database = parts.path.lstrip("/")
+    host = parts.netloc.rpartition("@")[2]
+    user = role_name(database, Role(service))
+    return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password, safe='')}@{host}"))
+
+
+async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
+    """Make `key` valid for `project`, making the project if there is none."""
+    engine = create_async_engine(_driver_url(owner_url))
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(INSERT_PROJECT, {"name": project})
+            await connection.execute(
+                INSERT_KEY, {"prefix": key[:8], "hash": sha256(key.encode()).digest(), "project": project}
+            )
+    finally:
+        await engine.dispose()
+
+
+async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, str]) -> None:
+    server = (await connection.execute(SERVER)).one()
+    if server.version < MINIMUM_SERVER:
+        raise RuntimeError(f"PostgreSQL 15 or newer is needed; this server is {server.version // 10000}")
+    await connection.run_sync(_run_alembic)
+    if server.may_create_roles:
+        await _ensure_roles(connection, server.database, passwords)
+    else:
+        log.warning("no right to create roles: writers are not told apart")
+    for statement in edge_trigger(server.database, one_role=not server.may_create_roles):
+        await connection.exec_driver_sql(statement)
+    await connection.execute(ENSURE_PARTITIONS, {"days": PARTITIONS_AHEAD + 1})
+
+
+async def _ensure_roles(connection: AsyncConnection, database: str, passwords: Mapping[str, str]) -> None:
+    for service, password in sorted(passwords.items()):
+        role = Role(service)
+        name = role_name(database, role)
+        known = (await connection.execute(text("select 1 from pg_roles where rolname = :name"), {"name": name})).first()
+        verb = "alter" if known else "create"
+        secret = password.replace("'", "''")
+        await connection.exec_driver_sql(f"{verb} role \"{name}\" login password '{secret}'")
+        for statement in grants_for(database, role):
+            await connection.exec_driver_sql(statement)
+
+
+def _run_alembic(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()))
+    config.attributes["connection"] = connection
+    with connection.begin_nested() if connection.in_transaction() else connection.begin():
+        command.upgrade(config, "head")
+
+
+def _scripts() -> Path:
+    """Beside this module in an installed wheel, at the root of a checkout."""
+    here = Path(__file__).parent
+    installed = here / "migrations"
+    return installed if installed.is_dir() else here.parents[1] / "migrations"
+
+
+def _driver_url(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+asyncpg://", 1)

@@ -1,0 +1,54 @@
+"""The tables that statements are composed from at run time; migrations make them.
+
+Statements of fixed text name their columns themselves, in each service's `repository.py`.
+"""
+
+from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text, Uuid
+from sqlalchemy.dialects.postgresql import JSON, JSONB
+
+__all__ = ["action_specs", "actions", "metadata", "nodes", "queues"]
+
+metadata = MetaData()
+
+actions = Table(
+    "actions",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("project_id", Integer, nullable=False),
+    Column("queue_id", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("trajectory", Text),
+    Column("environment_id", Uuid),
+    Column("state", Text, nullable=False),
+    Column("outcome", Text),
+    Column("reason", Text),
+    Column("grant_no", Integer, nullable=False),
+    Column("node_id", Integer),
+    Column("amounts", JSONB),
+    Column("failures", SmallInteger, nullable=False),
+    Column("cancel_requested_at", DateTime(timezone=True)),
+    Column("deadline_at", DateTime(timezone=True)),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("granted_at", DateTime(timezone=True)),
+    Column("started_at", DateTime(timezone=True)),
+    Column("settled_at", DateTime(timezone=True)),
+    Column("run_us", BigInteger),
+)
+
+action_specs = Table(
+    "action_specs",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("labels", JSONB, nullable=False),
+    Column("payload", JSON, nullable=False),
+)
+
+queues = Table(
+    "queues",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("project_id", Integer, nullable=False),
+    Column("task", Text, nullable=False),
+)
+
+nodes = Table("nodes", metadata, Column("id", Integer, primary_key=True), Column("name", Text, nullable=False))

@@ -1,0 +1,72 @@
+"""`doctor`: what this machine can do and enforce, said plainly, before and after the system is up."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import typer
+from rich.table import Table
+
+from arl_tangram.cli.machine import Finding, Level, inspect_machine
+from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, print_json, stdout
+from arl_tangram.cli.state import DirOption, LocalState
+
+__all__ = ["register"]
+
+_COLOURS = {Level.OK: "green", Level.INFO: "cyan", Level.WARN: "yellow", Level.FAIL: "red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(doctor)
+
+
+def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+    """Check this machine. Exit code 1: the system can't run here. When it is up, also what its nodes enforce."""
+    state = LocalState(directory)
+    findings = inspect_machine(state.directory)
+    running = state.supervisor() is not None
+    nodes, finding = _ask_nodes(state) if running else ([], None)
+    findings += [finding] if finding else []
+    if output is Format.JSON:
+        print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
+    else:
+        stdout.print(_findings_table(findings))
+        if not running:
+            stdout.print("\nnot running; what actions are confined by is known when it is up", markup=False)
+        for node in nodes:
+            stdout.print(f"\nnode {node.get('name', '?')}", markup=False)
+            stdout.print(_capabilities_table(node.get("enforced") or []))
+    if any(f.level is Level.FAIL for f in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _ask_nodes(state: LocalState) -> tuple[list[dict[str, Any]], Finding | None]:
+    """The nodes as the gateway knows them, or why it can't be asked."""
+    gateway, key = state.endpoints().get("gateway"), state.api_key()
+    if gateway is None or key is None:
+        return [], Finding("nodes", Level.WARN, "the system is not ready yet", "tangram status")
+    try:
+        answer = httpx.get(f"{gateway}/v1/admin/nodes", headers={"authorization": f"Bearer {key}"}, timeout=5)
+        answer.raise_for_status()
+        body = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        return [], Finding("nodes", Level.WARN, f"the gateway can't say: {error}", "tangram logs gateway")
+    listed = body if isinstance(body, list) else body.get("nodes", body.get("items", []))
+    return [node for node in listed if isinstance(node, dict)], None
+
+
+def _findings_table(findings: Iterable[Finding]) -> Table:
+    table = Table("", "check", "found", "what to do", box=None, pad_edge=False)
+    for finding in findings:
+        colour = _COLOURS[finding.level]
+        table.add_row(f"[{colour}]{finding.level}[/{colour}]", finding.name, finding.found, finding.fix or "")
+    return table
+
+
+def _capabilities_table(enforced: Iterable[dict[str, Any]]) -> Table:
+    columns = ("name", "level", "mechanism", "reason", "fix")
+    table = Table(*columns, box=None, pad_edge=False)
+    for capability in enforced:
+        table.add_row(*(str(capability.get(column) or "") for column in columns))
+    return table

@@ -1,0 +1,50 @@
+"""What every command shares: the output format, the exit codes, and how it says that it failed."""
+
+import json
+import sys
+from enum import StrEnum
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_NOT_RUNNING",
+    "EXIT_USAGE",
+    "Format",
+    "FormatOption",
+    "fail",
+    "print_json",
+    "stderr",
+    "stdout",
+]
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_RUNNING = 3
+
+stdout = Console(highlight=False, soft_wrap=True)
+stderr = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+class Format(StrEnum):
+    """For people, or for programs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    json.dump(value, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
+    """End the command with a sentence on standard error."""
+    stderr.print(f"tangram: {message}", markup=False)
+    raise typer.Exit(code)

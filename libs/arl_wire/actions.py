@@ -1,0 +1,314 @@
+"""An action as clients submit and see it."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from arl_core.states import Outcome, State
+from arl_wire.errors import Problem
+
+__all__ = [
+    "Action",
+    "ActionAccepted",
+    "ActionPage",
+    "ActionResult",
+    "Amdahl",
+    "BatchAccepted",
+    "BatchItem",
+    "CpuRange",
+    "Demand",
+    "EnvironmentRequest",
+    "NoElasticity",
+    "OutputStream",
+    "SubmitAction",
+    "SubmitBatch",
+    "Table",
+    "Times",
+    "WaitRequest",
+    "WaitResponse",
+]
+
+MAX_CPU = 4096
+MAX_MIB = 64 << 20
+MAX_FILES = 1000
+
+
+def _no_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("NUL characters are not allowed")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode; lone surrogates are not") from None
+    return text
+
+
+def _relative_path(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/") or path.rstrip("/") in ("", "."):
+        raise ValueError("must be a relative path below the working directory, without `..`")
+    return path
+
+
+Text = Annotated[str, AfterValidator(_no_nul)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
+LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
+LabelValue = Annotated[Text, StringConstraints(max_length=256)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(_relative_path)]
+Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CpuRange(_Strict):
+    """Cores, at least `min`, up to `max` when there are spare ones."""
+
+    min: Cpu
+    max: Cpu
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "CpuRange":
+        if self.max < self.min:
+            raise ValueError("max is below min")
+        return self
+
+
+class Demand(_Strict):
+    """What the action needs while it runs.
+
+    Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a
+    trajectory's environment are held until it ends and are set by its first action.
+    """
+
+    cpu: Cpu | CpuRange = 1
+    memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
+    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory")
+    pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
+
+
+class Amdahl(_Strict):
+    """d(k) = d(1) * ((1 - f) + f / k)."""
+
+    model: Literal["amdahl"]
+    parallel_fraction: float = Field(ge=0, le=1)
+
+
+class Table(_Strict):
+    """Measured seconds by number of cores."""
+
+    model: Literal["table"]
+    seconds: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        min_length=1, max_length=64, examples=[{"1": 8.0, "2": 4.4, "4": 2.9}]
+    )
+
+    @model_validator(mode="after")
+    def _numeric(self) -> "Table":
+        for cores in self.seconds:
+            try:
+                ok = 0.01 <= float(cores) <= MAX_CPU
+            except ValueError:
+                ok = False
+            if not ok:
+                raise ValueError(f"{cores!r} is not a number of cores")
+        return self
+
+
+class NoElasticity(_Strict):
+    """More cores bring nothing."""
+
+    model: Literal["none"]
+
+
+class EnvironmentRequest(_Strict):
+    """Where the action runs.
+
+    `ephemeral`: fresh, gone afterwards. `trajectory`: made at the trajectory's first action and kept,
+    with files and processes, until the trajectory is ended or nothing used it for `idle_ttl_s`.
+    """
+
+    scope: Literal["ephemeral", "trajectory"] = "ephemeral"
+    template: Literal["host"] = "host"
+    idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
+
+
+class SubmitAction(_Strict):
+    """One bounded command or Python program."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "task": "ai-coding",
+                    "trajectory": "s12-p3-r5",
+                    "kind": "exec",
+                    "argv": ["python3", "-c", "print(1)"],
+                    "environment": {"scope": "trajectory"},
+                    "demand": {"cpu": 1, "memory_mib": 256},
+                    "timeout_s": 60,
+                }
+            ]
+        }
+    )
+
+    kind: Literal["exec"] = "exec"
+    task: Name = Field(description="The RL workload this belongs to")
+    trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
+    step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
+    environment: EnvironmentRequest = EnvironmentRequest()
+    argv: list[Text] | None = Field(
+        default=None, min_length=1, max_length=4096, description="Program and arguments; no shell is involved"
+    )
+    source: Text | None = Field(
+        default=None, max_length=8 << 20, description="A Python program, run as __main__; instead of argv"
+    )
+    stdin: Text = Field(default="", max_length=8 << 20)
+    env: dict[VariableName, Text] = Field(default_factory=dict, max_length=256)
+    cwd: RelativePath | None = Field(default=None, description="Below the working directory")
+    files: dict[RelativePath, Base64Bytes] = Field(
+        default_factory=dict, max_length=MAX_FILES, description="Written before the start; contents in base64"
+    )
+    fetch: list[RelativePath] = Field(
+        default_factory=list, max_length=MAX_FILES, description="Files to return, at most 8 MiB in all"
+    )
+    timeout_s: float = Field(
+        default=300, gt=0, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
+    )
+    demand: Demand = Demand()
+    elasticity: Annotated[Amdahl | Table | NoElasticity, Field(discriminator="model")] = NoElasticity(model="none")
+    priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first")
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=30 * 86400,
+        allow_inf_nan=False,
+        description="Of no use if it has not started by then; counts from admission and kills nothing that runs",
+    )
+    retries: int = Field(default=0, ge=0, le=10, description="Attempts after an infra_error, and only after that")
+    idempotent: bool = Field(default=False, description="May be retried inside a trajectory's environment")
+    require: list[Literal["cpu", "memory", "pids", "disk"]] = Field(
+        default_factory=list, max_length=4, description="Limits that must be enforced, or the action is refused"
+    )
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SubmitAction":
+        if (self.argv is None) == (self.source is None):
+            raise ValueError("give exactly one of argv and source")
+        if self.argv is not None and not self.argv[0]:
+            raise ValueError("argv.0 is empty; it names the program")
+        if self.environment.scope == "trajectory" and self.trajectory is None:
+            raise ValueError("environment.scope `trajectory` needs a trajectory")
+        return self
+
+
+class SubmitBatch(_Strict):
+    """Up to 1000 actions. Each is accepted or refused for itself."""
+
+    actions: list[SubmitAction] = Field(min_length=1, max_length=1000)
+
+
+class ActionAccepted(BaseModel):
+    """Durable: it will be settled, whatever happens to us."""
+
+    id: UUID
+    state: State = State.QUEUED
+
+
+class BatchItem(BaseModel):
+    """One of `id` and `problem`."""
+
+    id: UUID | None = None
+    problem: Problem | None = None
+
+
+class BatchAccepted(BaseModel):
+    """In the order of the request."""
+
+    items: list[BatchItem]
+
+
+class OutputStream(BaseModel):
+    """The first MiB of a stream and how much there was."""
+
+    text: str = Field(default="", description="UTF-8; bytes that are not are written as \\xNN")
+    base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
+    total_bytes: int = 0
+    truncated: bool = False
+
+
+class ActionResult(BaseModel):
+    """What the accepted attempt left."""
+
+    grant_no: int
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: OutputStream = OutputStream()
+    stderr: OutputStream = OutputStream()
+    files: dict[str, str] = Field(default_factory=dict, description="Fetched files, contents in base64")
+    missing_files: list[str] = Field(default_factory=list)
+    cpu_s: float = 0.0
+    peak_memory_mib: float = 0.0
+    left_behind: int = Field(default=0, description="Its processes still in the environment, frozen")
+    enforcement: dict[str, str] = Field(default_factory=dict, description="What held: enforced, best_effort, absent")
+
+
+class Times(BaseModel):
+    """act_s = queue_s + run_s + overhead_s."""
+
+    queue_s: float | None = None
+    run_s: float | None = None
+    overhead_s: float | None = None
+    act_s: float | None = None
+
+
+class Action(BaseModel):
+    """An action as it is now. A settled one never changes again."""
+
+    id: UUID
+    task: str
+    trajectory: str | None = None
+    kind: str
+    state: State
+    outcome: Outcome | None = None
+    reason: str | None = Field(default=None, description="The limit, or the cause of an infra_error")
+    message: str | None = None
+    grant_no: int = 0
+    failures: int = 0
+    node: str | None = None
+    amounts: dict[str, int] | None = None
+    cancel_requested: bool = False
+    created_at: datetime
+    deadline_at: datetime | None = None
+    granted_at: datetime | None = None
+    started_at: datetime | None = None
+    settled_at: datetime | None = None
+    times: Times = Times()
+    labels: dict[str, str] = Field(default_factory=dict)
+    result: ActionResult | None = None
+
+
+class ActionPage(BaseModel):
+    """Newest first. `next_cursor` is absent on the last page."""
+
+    items: list[Action]
+    next_cursor: str | None = None
+
+
+class WaitRequest(_Strict):
+    """Wait until any or all of these are settled."""
+
+    ids: list[UUID] = Field(min_length=1, max_length=1000)
+    until: Literal["any", "all"] = "all"
+    timeout_s: float = Field(default=30, ge=0, le=55, allow_inf_nan=False)
+
+
+class WaitResponse(BaseModel):
+    """Those that are settled, with results. `pending` are not yet; `unknown` are not yours."""
+
+    settled: list[Action]
+    pending: list[UUID]
+    unknown: list[UUID] = Field(default_factory=list)

@@ -1,0 +1,166 @@
+"""The errors that cross HTTP: one class per thing a caller can act on, the same in server and SDK.
+
+TangramError
+├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, TooLarge 413
+├── Unprocessable 422
+│   ├── ValidationFailed        errors[] name the fields
+│   ├── DemandImpossible        no node could ever run it
+│   ├── RequirementNotEnforced  no node enforces what it requires
+│   └── IdempotencyKeyReused    same key, another body
+├── TooManyRequests 429
+├── Unavailable 503             try again; retry_after_s says when
+└── Internal 500
+
+The body is an RFC 9457 problem: `application/problem+json`.
+"""
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "BadRequest",
+    "DemandImpossible",
+    "FieldError",
+    "Forbidden",
+    "IdempotencyKeyReused",
+    "Internal",
+    "NotFound",
+    "Problem",
+    "RequirementNotEnforced",
+    "TangramError",
+    "TooLarge",
+    "TooManyRequests",
+    "Unauthenticated",
+    "Unavailable",
+    "Unprocessable",
+    "ValidationFailed",
+    "error_from",
+]
+
+
+class FieldError(BaseModel):
+    """One field and what is wrong with it."""
+
+    field: str = Field(description="Where it is, as a dotted path into the body, `query.` or `header.`")
+    message: str
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details, with a stable `code`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Invalid request",
+                    "status": 422,
+                    "code": "validation_failed",
+                    "detail": "demand.cpu: Input should be greater than 0",
+                    "errors": [{"field": "demand.cpu", "message": "Input should be greater than 0"}],
+                }
+            ]
+        }
+    )
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[FieldError] = Field(default_factory=list)
+    trace_id: str | None = None
+
+
+class TangramError(Exception):
+    """Base of all errors that a service answers with."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Error"
+
+    def __init__(
+        self, detail: str, *, errors: list[FieldError] | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = errors or []
+        self.retry_after_s = retry_after_s
+        self.trace_id: str | None = None
+
+    def problem(self, *, trace_id: str | None = None) -> Problem:
+        return Problem(
+            title=self.title,
+            status=self.status,
+            detail=self.detail,
+            code=self.code,
+            errors=self.errors,
+            trace_id=trace_id,
+        )
+
+
+class BadRequest(TangramError):
+    code, status, title = "bad_request", 400, "Bad request"
+
+
+class Unauthenticated(TangramError):
+    code, status, title = "unauthenticated", 401, "Authentication needed"
+
+
+class Forbidden(TangramError):
+    code, status, title = "forbidden", 403, "Not allowed"
+
+
+class NotFound(TangramError):
+    code, status, title = "not_found", 404, "Not found"
+
+
+class TooLarge(TangramError):
+    code, status, title = "too_large", 413, "Request too large"
+
+
+class Unprocessable(TangramError):
+    code, status, title = "unprocessable", 422, "Unprocessable request"
+
+
+class ValidationFailed(Unprocessable):
+    code, title = "validation_failed", "Invalid request"
+
+
+class DemandImpossible(Unprocessable):
+    code, title = "demand_impossible", "No node can ever satisfy this demand"
+
+
+class RequirementNotEnforced(Unprocessable):
+    code, title = "requirement_not_enforced", "No node enforces what the action requires"
+
+
+class IdempotencyKeyReused(Unprocessable):
+    code, title = "idempotency_key_reused", "Idempotency-Key was used with another body"
+
+
+class TooManyRequests(TangramError):
+    code, status, title = "too_many_requests", 429, "Too many requests"
+
+
+class Unavailable(TangramError):
+    code, status, title = "unavailable", 503, "Temporarily unavailable"
+
+
+class Internal(TangramError):
+    code, status, title = "internal", 500, "Internal error"
+
+
+def error_from(problem: Problem, *, retry_after_s: float | None = None) -> TangramError:
+    """The error a problem stands for; an unknown code becomes the class of its status."""
+    known = {cls.code: cls for cls in _subclasses(TangramError)}
+    by_status = {cls.status: cls for cls in reversed(TangramError.__subclasses__())}
+    cls = known.get(problem.code) or by_status.get(problem.status) or TangramError
+    error = cls(problem.detail, errors=problem.errors, retry_after_s=retry_after_s)
+    error.trace_id = problem.trace_id
+    return error
+
+
+def _subclasses(cls: type[TangramError]) -> list[type[TangramError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in _subclasses(sub))]

@@ -1,0 +1,116 @@
+"""Bodies of the hops between services. Not public: they may change with any version."""
+
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from arl_wire.actions import SubmitAction
+from arl_wire.errors import Problem
+
+__all__ = [
+    "AdmitAnswer",
+    "AdmitItem",
+    "AdmitRequest",
+    "AdmitResponse",
+    "AdmittedHint",
+    "CancelWish",
+    "EndTrajectoryWish",
+    "FenceBody",
+    "FreedHint",
+    "GrantBatch",
+    "GrantBody",
+    "QueuedAction",
+    "WishAnswer",
+]
+
+
+class AdmitItem(BaseModel):
+    """One submission. `key` makes it idempotent within its project; `body_hash` is what the key was used for."""
+
+    project_id: int
+    action: SubmitAction
+    key: str | None = None
+    body_hash: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class AdmitRequest(BaseModel):
+    items: list[AdmitItem]
+
+
+class AdmitAnswer(BaseModel):
+    id: UUID | None = None
+    problem: Problem | None = None
+
+
+class AdmitResponse(BaseModel):
+    """In the order of the request; sent after the commit."""
+
+    items: list[AdmitAnswer]
+
+
+class QueuedAction(BaseModel):
+    """A queued row as the scheduler's index needs it: from a hint or from its own poll, the same."""
+
+    id: UUID
+    queue_id: int
+    kind: str
+    trajectory: str | None = None
+    environment_id: UUID | None = None
+    grant_no: int = 0
+    submitted: float
+    deadline: float | None = None
+    class_key: int
+    shape: str
+    demand: dict[str, int]
+    elastic: dict[str, Any] | None = None
+    environment: dict[str, Any]
+    priority: int = 0
+
+
+class AdmittedHint(BaseModel):
+    actions: list[QueuedAction]
+
+
+class FenceBody(BaseModel):
+    id: UUID
+    grant_no: int
+
+
+class FreedHint(BaseModel):
+    """These fences settled or were given back; what they held is free."""
+
+    fences: list[FenceBody]
+
+
+class GrantBody(BaseModel):
+    id: UUID
+    grant_no: int
+    amounts: dict[str, int]
+    environment_id: UUID | None = None
+
+
+class GrantBatch(BaseModel):
+    """A faster copy of the rows: one a round and manager."""
+
+    node_epoch: UUID
+    grants: list[GrantBody]
+
+
+class CancelWish(BaseModel):
+    project_id: int
+    ids: list[UUID]
+
+
+class EndTrajectoryWish(BaseModel):
+    project_id: int
+    task: str
+    trajectory: str
+
+
+class WishAnswer(BaseModel):
+    """How many rows the wish reached."""
+
+    count: int

@@ -1,0 +1,8 @@
+from arl_admission.app import build
+from arl_admission.settings import AdmissionSettings
+from arl_kit.app import serve
+from arl_kit.settings import load
+
+if __name__ == "__main__":
+    settings = load(AdmissionSettings)
+    serve(build(settings), settings, name="admission")

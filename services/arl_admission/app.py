@@ -1,0 +1,47 @@
+"""Admission: validates, normalises and inserts actions; records wishes."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+
+from arl_admission.routes import router
+from arl_admission.service import Admission
+from arl_admission.settings import AdmissionSettings
+from arl_kit.app import called_by, create_app
+from arl_kit.peers import Peers
+from arl_store.tx import Store, open_store
+
+__all__ = ["Deps", "build"]
+
+MAX_BODY = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    store: Store
+    admission: Admission
+
+
+def build(settings: AdmissionSettings) -> FastAPI:
+    store = open_store(settings.database_url.get_secret_value(), name="admission", pool_size=settings.pool_size)
+    peers = Peers(settings.service_token.get_secret_value())
+    admission = Admission(store, peers, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.deps = Deps(store, admission)
+        await peers.start()
+        yield
+        await admission.drain()
+        await peers.stop()
+        await store.close()
+
+    async def ready() -> str | None:
+        await store.ping()
+        return None
+
+    app = create_app(title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY)
+    app.include_router(router, dependencies=[called_by(settings, "gateway")])
+    return app

@@ -1,0 +1,155 @@
+"""From what a client asks to what the scheduler and a manager work with: integers, one elastic resource, one class."""
+
+import json
+from base64 import b64encode
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+from uuid import UUID
+
+from arl_core.model import Shape
+from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
+from arl_wire.internal import AdmitItem, QueuedAction
+
+__all__ = ["NewAction", "normalise"]
+
+ELASTIC_STEP_MILLI = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewAction:
+    """One row of `actions` and one of `action_specs`, ready for the insert. Columns by their names."""
+
+    id: UUID
+    project_id: int
+    queue_id: int
+    kind: str
+    trajectory: str | None
+    retries: int
+    idempotent: bool
+    deadline_s: float | None
+    class_key: int
+    shape: str
+    demand: str
+    elastic: str | None
+    environment: str
+    priority: int
+    timeout_s: float
+    step: int | None
+    labels: str
+    traceparent: str | None
+    tracestate: str | None
+    payload: str
+
+    def queued(self, *, submitted: float, deadline: float | None) -> QueuedAction:
+        """The row as the scheduler's poll would read it."""
+        return QueuedAction(
+            id=self.id,
+            queue_id=self.queue_id,
+            kind=self.kind,
+            trajectory=self.trajectory,
+            submitted=submitted,
+            deadline=deadline,
+            class_key=self.class_key,
+            shape=self.shape,
+            demand=json.loads(self.demand),
+            elastic=json.loads(self.elastic) if self.elastic else None,
+            environment=json.loads(self.environment),
+            priority=self.priority,
+        )
+
+
+def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
+    action = item.action
+    demand = demand_of(action)
+    elastic = _elastic(action)
+    environment = {
+        "scope": action.environment.scope,
+        "template": action.environment.template,
+        "idle_ttl_s": action.environment.idle_ttl_s,
+        "memory_mib": action.demand.memory_mib,
+        "disk_mib": action.demand.disk_mib,
+        "pids": action.demand.pids,
+    }
+    return NewAction(
+        id=id,
+        project_id=item.project_id,
+        queue_id=queue_id,
+        kind=action.kind,
+        trajectory=action.trajectory,
+        retries=action.retries,
+        idempotent=action.idempotent,
+        deadline_s=action.deadline_s,
+        class_key=_class_key(queue_id, action, demand, elastic),
+        shape=Shape.DIVISIBLE.value,
+        demand=json.dumps(demand),
+        elastic=json.dumps(elastic) if elastic else None,
+        environment=json.dumps(environment),
+        priority=action.priority,
+        timeout_s=action.timeout_s,
+        step=action.step,
+        labels=json.dumps(action.labels),
+        traceparent=item.traceparent,
+        tracestate=item.tracestate,
+        payload=json.dumps(_payload(action)),
+    )
+
+
+def demand_of(action: SubmitAction) -> dict[str, int]:
+    """Minimum amounts in integers."""
+    cpu = action.demand.cpu
+    minimum = cpu.min if isinstance(cpu, CpuRange) else cpu
+    return {
+        "cpu_milli": _milli(minimum),
+        "memory_mib": action.demand.memory_mib,
+        "disk_mib": action.demand.disk_mib,
+    }
+
+
+def _milli(cores: float) -> int:
+    return max(1, round(cores * 1000))
+
+
+def _elastic(action: SubmitAction) -> dict[str, Any] | None:
+    cpu = action.demand.cpu
+    if not isinstance(cpu, CpuRange) or _milli(cpu.max) == _milli(cpu.min):
+        return None
+    return {
+        "resource": "cpu_milli",
+        "min": _milli(cpu.min),
+        "max": _milli(cpu.max),
+        "step": ELASTIC_STEP_MILLI,
+        "elasticity": _elasticity(action),
+    }
+
+
+def _elasticity(action: SubmitAction) -> dict[str, Any]:
+    match action.elasticity:
+        case Amdahl(parallel_fraction=fraction):
+            return {"model": "amdahl", "parallel_fraction": fraction}
+        case Table(seconds=seconds):
+            return {"model": "table", "seconds": {str(_milli(float(k))): v for k, v in seconds.items()}}
+        case NoElasticity():
+            return {"model": "none"}
+
+
+def _class_key(queue_id: int, action: SubmitAction, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
+    """Signed 64 bits. Actions of one task, program and demand shape share a class."""
+    program = action.argv[0] if action.argv else "python"
+    parts = [queue_id, action.kind, program, demand, elastic, action.environment.scope]
+    digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
+
+
+def _payload(action: SubmitAction) -> dict[str, Any]:
+    """What only the manager reads. Bytes in base64."""
+    return {
+        "argv": action.argv,
+        "source": action.source,
+        "stdin": b64encode(action.stdin.encode()).decode(),
+        "env": action.env,
+        "cwd": action.cwd,
+        "files": {path: b64encode(content).decode() for path, content in action.files.items()},
+        "fetch": action.fetch,
+        "require": action.require,
+    }

@@ -1,0 +1,174 @@
+"""The statements of admission."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from arl_admission.normalise import NewAction
+from arl_store.tx import ReadTx, WriteTx
+
+__all__ = [
+    "claim_keys",
+    "end_trajectory",
+    "ensure_queue",
+    "insert_actions",
+    "known_keys",
+    "node_capacities",
+    "wish_cancel",
+]
+
+ENSURE_QUEUE = text("""
+    with made as (
+        insert into queues (project_id, task)
+        values (:project_id, :task)
+            on conflict (project_id, task) do nothing
+     returning id
+    )
+    select id from made
+     union all
+    select id from queues where project_id = :project_id and task = :task
+     limit 1
+""")
+
+# A key whose retention is over is free again.
+CLAIM_KEYS = text("""
+    insert into submissions (project_id, key, body_hash, ids, expires_at)
+    select project_id, key, decode(body_hash, 'hex'), array[id], now() + make_interval(secs => :retention_s)
+      from unnest(cast(:project_ids as int[]), cast(:keys as text[]), cast(:body_hashes as text[]),
+                  cast(:ids as uuid[])) as new (project_id, key, body_hash, id)
+     order by project_id, key
+        on conflict (project_id, key) do update
+       set body_hash = excluded.body_hash, ids = excluded.ids, expires_at = excluded.expires_at
+     where submissions.expires_at < now()
+ returning project_id, key
+""")
+
+KNOWN_KEYS = text("""
+    select s.project_id, s.key, encode(s.body_hash, 'hex') as body_hash, s.ids[1] as id
+      from submissions as s
+      join unnest(cast(:project_ids as int[]), cast(:keys as text[])) as asked (project_id, key)
+     using (project_id, key)
+""")
+
+_COLUMNS = {
+    "id": "uuid",
+    "project_id": "int",
+    "queue_id": "int",
+    "kind": "text",
+    "trajectory": "text",
+    "retries": "int",
+    "idempotent": "boolean",
+    "deadline_s": "float8",
+    "class_key": "bigint",
+    "shape": "text",
+    "demand": "text",
+    "elastic": "text",
+    "environment": "text",
+    "priority": "int",
+    "timeout_s": "float8",
+    "step": "int",
+    "labels": "text",
+    "traceparent": "text",
+    "tracestate": "text",
+    "payload": "text",
+}
+_UNNEST = ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
+
+INSERT_ACTIONS = text(f"""
+    with new as (
+        select * from unnest({_UNNEST}) as n ({", ".join(_COLUMNS)})
+    ), specs as (
+        insert into action_specs (id, class_key, shape, demand, elastic, environment, priority, timeout_s, step,
+                                  labels, traceparent, tracestate, payload)
+        select id, class_key, shape, demand::jsonb, elastic::jsonb, environment::jsonb, priority, timeout_s, step,
+               labels::jsonb, traceparent, tracestate, payload::json
+          from new
+    )
+    insert into actions (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at)
+    select id, project_id, queue_id, kind, trajectory, retries, idempotent, now() + make_interval(secs => deadline_s)
+      from new
+ returning id, extract(epoch from created_at)::float8 as submitted, extract(epoch from deadline_at)::float8 as deadline
+""")  # noqa: S608 - the column list is a constant of this module
+
+WISH_CANCEL = text("""
+    update actions
+       set cancel_requested_at = now()
+     where project_id = :project_id
+       and id = any(cast(:ids as uuid[]))
+       and state <> 'settled'
+       and cancel_requested_at is null
+""")
+
+WISH_END_OF_TRAJECTORY = text("""
+    update environments
+       set delete_requested_at = now(), changed_xid = pg_current_xact_id()
+     where queue_id = (select id from queues where project_id = :project_id and task = :task)
+       and trajectory = :trajectory
+       and delete_requested_at is null
+""")
+
+WISH_CANCEL_OF_TRAJECTORY = text("""
+    update actions
+       set cancel_requested_at = now()
+     where queue_id = (select id from queues where project_id = :project_id and task = :task)
+       and trajectory = :trajectory
+       and state <> 'settled'
+       and cancel_requested_at is null
+""")
+
+NODE_CAPACITIES = text("select capacity::text as capacity, enforced::text as enforced from nodes where kind = 'cpu'")
+
+
+async def ensure_queue(tx: WriteTx, *, project_id: int, task: str) -> int:
+    """The id of the task's queue, made at its first action."""
+    while True:
+        row = await tx.first(ENSURE_QUEUE, {"project_id": project_id, "task": task})
+        # Another insert of the same name may commit after this statement's snapshot; then the next one sees it.
+        if row is not None:
+            return int(row.id)
+
+
+async def claim_keys(
+    tx: WriteTx, claims: Sequence[tuple[int, str, str, UUID]], *, retention_s: int
+) -> set[tuple[int, str]]:
+    """Bind each (project, key) to its body and new id. What does not come back was bound before."""
+    rows = await tx.fetch(
+        CLAIM_KEYS,
+        {
+            "project_ids": [claim[0] for claim in claims],
+            "keys": [claim[1] for claim in claims],
+            "body_hashes": [claim[2] for claim in claims],
+            "ids": [claim[3] for claim in claims],
+            "retention_s": retention_s,
+        },
+    )
+    return {(row.project_id, row.key) for row in rows}
+
+
+async def known_keys(tx: WriteTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[str, UUID]]:
+    """What each key is bound to: hash of the body and id."""
+    rows = await tx.fetch(KNOWN_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
+    return {(row.project_id, row.key): (row.body_hash, row.id) for row in rows}
+
+
+async def insert_actions(tx: WriteTx, actions: Sequence[NewAction]) -> dict[UUID, Row[Any]]:
+    columns = {field.name: [getattr(action, field.name) for action in actions] for field in fields(NewAction)}
+    rows = await tx.fetch(INSERT_ACTIONS, columns)
+    return {row.id: row for row in rows}
+
+
+async def wish_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -> int:
+    return await tx.execute(WISH_CANCEL, {"project_id": project_id, "ids": sorted(ids)})
+
+
+async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory: str) -> int:
+    """Ask that its environment ends and its unsettled actions are cancelled; how many rows that reached."""
+    named = {"project_id": project_id, "task": task, "trajectory": trajectory}
+    return await tx.execute(WISH_END_OF_TRAJECTORY, named) + await tx.execute(WISH_CANCEL_OF_TRAJECTORY, named)
+
+
+async def node_capacities(tx: ReadTx) -> Sequence[Row[Any]]:
+    return await tx.fetch(NODE_CAPACITIES)

@@ -1,0 +1,189 @@
+"""The rules of admission: what is accepted, what is refused and why, what a key stands for."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from arl_admission import repository
+from arl_admission.normalise import NewAction, demand_of, normalise
+from arl_admission.settings import AdmissionSettings
+from arl_core.ledger import fits
+from arl_kit.batcher import Batcher
+from arl_kit.ids import uuid7
+from arl_kit.peers import Peers
+from arl_store.tx import Store, WriteTx
+from arl_wire.actions import SubmitAction
+from arl_wire.errors import DemandImpossible, FieldError, IdempotencyKeyReused, RequirementNotEnforced, TangramError
+from arl_wire.internal import (
+    AdmitAnswer,
+    AdmitItem,
+    AdmitResponse,
+    AdmittedHint,
+    CancelWish,
+    EndTrajectoryWish,
+    QueuedAction,
+    WishAnswer,
+)
+
+__all__ = ["Admission"]
+
+CAPACITY_REFRESH_S = 5.0
+CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """What the registered nodes have and enforce, for refusing what can never run."""
+
+    capacities: list[dict[str, int]] = field(default_factory=list)
+    enforced: list[set[str]] = field(default_factory=list)
+    read_at: float = float("-inf")
+
+
+class Admission:
+    def __init__(self, store: Store, peers: Peers, settings: AdmissionSettings) -> None:
+        self._store = store
+        self._peers = peers
+        self._settings = settings
+        self._queues: dict[tuple[int, str], int] = {}
+        self._fleet = _Fleet()
+        self._inserts: Batcher[AdmitItem, UUID] = Batcher(self._insert, max_batch=1000)
+
+    async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
+        """Answers after the commit. An item that is refused does not hold up the others."""
+        await self._refresh_fleet()
+        answers: list[AdmitAnswer] = []
+        futures = [self._refusal(item.action) or self._inserts.enqueue(item) for item in items]
+        for future in futures:
+            try:
+                if isinstance(future, TangramError):
+                    raise future
+                answers.append(AdmitAnswer(id=await future))
+            except TangramError as error:
+                answers.append(AdmitAnswer(problem=error.problem()))
+        return AdmitResponse(items=answers)
+
+    async def cancel(self, wish: CancelWish) -> WishAnswer:
+        async with self._store.write() as tx:
+            count = await repository.wish_cancel(tx, project_id=wish.project_id, ids=wish.ids)
+        self._hint_wishes(count)
+        return WishAnswer(count=count)
+
+    async def end_trajectory(self, wish: EndTrajectoryWish) -> WishAnswer:
+        async with self._store.write() as tx:
+            count = await repository.end_trajectory(
+                tx, project_id=wish.project_id, task=wish.task, trajectory=wish.trajectory
+            )
+        self._hint_wishes(count)
+        return WishAnswer(count=count)
+
+    async def drain(self) -> None:
+        await self._inserts.drain()
+
+    def _hint_wishes(self, count: int) -> None:
+        if count:
+            self._hint([])
+
+    def _hint(self, actions: list[QueuedAction]) -> None:
+        self._peers.hint(f"{self._settings.scheduler_url}/internal/admitted", AdmittedHint(actions=actions))
+
+    def _refusal(self, action: SubmitAction) -> TangramError | None:
+        """Nothing is refused while no node is registered: it waits for one."""
+        fleet = self._fleet
+        needed = demand_of(action)
+        if fleet.capacities and not any(fits(needed, capacity) for capacity in fleet.capacities):
+            return _impossible(needed, fleet.capacities)
+        wanted = {CAPABILITY_OF[name] for name in action.require}
+        if fleet.enforced and not any(wanted <= enforced for enforced in fleet.enforced):
+            message = f"no node enforces {', '.join(sorted(action.require))}; `tangram doctor` says why"
+            return RequirementNotEnforced(message, errors=[FieldError(field="require", message=message)])
+        return None
+
+    async def _refresh_fleet(self) -> None:
+        now = time.monotonic()
+        if now - self._fleet.read_at < CAPACITY_REFRESH_S:
+            return
+        self._fleet.read_at = now
+        async with self._store.read() as tx:
+            rows = await repository.node_capacities(tx)
+        self._fleet.capacities = [json.loads(row.capacity) for row in rows]
+        self._fleet.enforced = [
+            {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"} for row in rows
+        ]
+
+    async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[UUID | Exception]:
+        """One transaction for the whole batch."""
+        await self._ensure_queues({(item.project_id, item.action.task) for item in items})
+        ids = [uuid7() for _ in items]
+        async with self._store.write() as tx:
+            answers = await self._resolve_keys(tx, items, ids)
+            new = [
+                normalise(item, id=id, queue_id=self._queues[item.project_id, item.action.task])
+                for item, id, answer in zip(items, ids, answers, strict=True)
+                if answer == id
+            ]
+            inserted = await repository.insert_actions(tx, new) if new else {}
+        if new:
+            self._hint([_queued(action, inserted[action.id]) for action in new])
+        return answers
+
+    async def _ensure_queues(self, wanted: set[tuple[int, str]]) -> None:
+        """Queues are made in a transaction of their own, so that what is cached is committed."""
+        missing = sorted(wanted - self._queues.keys())
+        if not missing:
+            return
+        async with self._store.write() as tx:
+            made = {key: await repository.ensure_queue(tx, project_id=key[0], task=key[1]) for key in missing}
+        self._queues.update(made)
+
+    async def _resolve_keys(
+        self, tx: WriteTx, items: Sequence[AdmitItem], ids: Sequence[UUID]
+    ) -> list[UUID | Exception]:
+        """For each item its new id, the id its key already stands for, or why not."""
+        claims: dict[tuple[int, str], tuple[int, str, str, UUID]] = {}
+        for item, id in zip(items, ids, strict=True):
+            if item.key is not None:
+                claims.setdefault((item.project_id, item.key), (item.project_id, item.key, item.body_hash or "", id))
+        if not claims:
+            return list(ids)
+        await repository.claim_keys(tx, list(claims.values()), retention_s=self._settings.key_retention_s)
+        known = await repository.known_keys(tx, list(claims))
+        return [
+            id if item.key is None else _bound(item, known[item.project_id, item.key])
+            for item, id in zip(items, ids, strict=True)
+        ]
+
+
+def _bound(item: AdmitItem, known: tuple[str, UUID]) -> UUID | Exception:
+    body_hash, id = known
+    if body_hash == (item.body_hash or ""):
+        return id
+    message = "this Idempotency-Key stands for another body; use a new key for a new action"
+    return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
+
+
+def _queued(action: NewAction, row: Row[Any]) -> QueuedAction:
+    return action.queued(submitted=row.submitted, deadline=row.deadline)
+
+
+def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) -> DemandImpossible:
+    largest = {resource: max(capacity.get(resource, 0) for capacity in capacities) for resource in needed}
+    names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
+    errors = [
+        FieldError(
+            field=names[resource],
+            message=f"asks for {_shown(resource, amount)}, the largest node has {_shown(resource, largest[resource])}",
+        )
+        for resource, amount in needed.items()
+        if amount > largest[resource]
+    ] or [FieldError(field="demand", message="no single node has all of it at once")]
+    return DemandImpossible("; ".join(f"{error.field} {error.message}" for error in errors), errors=errors)
+
+
+def _shown(resource: str, amount: int) -> str:
+    return f"{amount / 1000:g} cores" if resource == "cpu_milli" else f"{amount} MiB"

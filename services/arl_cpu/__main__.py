@@ -1,0 +1,8 @@
+from arl_cpu.app import build
+from arl_cpu.settings import CpuSettings
+from arl_kit.app import serve
+from arl_kit.settings import load
+
+if __name__ == "__main__":
+    settings = load(CpuSettings)
+    serve(build(settings), settings, name="cpu")

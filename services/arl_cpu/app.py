@@ -1,0 +1,57 @@
+"""The CPU manager of one node."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from arl_cpu.executor import Executor
+from arl_cpu.launcher_client import LauncherClient
+from arl_cpu.manager import Manager
+from arl_cpu.routes import router
+from arl_cpu.settings import CpuSettings
+from arl_cpu.simulated import SimulatedExecutor
+from arl_kit.app import called_by, create_app
+from arl_kit.peers import Peers
+from arl_store.tx import open_store
+from arl_store.wake import Notifier
+
+__all__ = ["build"]
+
+MAX_BODY = 16 << 20
+
+
+def build(settings: CpuSettings) -> FastAPI:
+    url = settings.database_url.get_secret_value()
+    store = open_store(url, name="cpu", pool_size=settings.pool_size)
+    peers = Peers(settings.service_token.get_secret_value())
+    notifier = Notifier(url, name="cpu")
+    manager = Manager(store, peers, notifier, _executor(settings), settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.manager = manager
+        await peers.start()
+        await notifier.start()
+        await manager.start()
+        yield
+        await manager.stop()
+        await notifier.stop()
+        await peers.stop()
+        await store.close()
+
+    async def ready() -> str | None:
+        await store.ping()
+        return manager.failed
+
+    app = create_app(title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY)
+    app.include_router(router, dependencies=[called_by(settings, "scheduler")])
+    return app
+
+
+def _executor(settings: CpuSettings) -> Executor:
+    if settings.driver == "simulated":
+        return SimulatedExecutor()
+    if settings.launcher_socket is None:
+        raise ValueError("a launcher socket is needed")
+    return LauncherClient(settings.launcher_socket)

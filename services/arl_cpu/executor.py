@@ -1,0 +1,153 @@
+"""What a CPU manager asks of whatever runs its actions.
+
+`LauncherClient` (real sandboxes, behind the launcher process) and `SimulatedExecutor` (a benchmark
+instrument) answer this protocol; one conformance suite holds both to it.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+from uuid import UUID
+
+from arl_core.fence import Fence
+
+__all__ = [
+    "Capability",
+    "EnvironmentSpec",
+    "EnvironmentStatus",
+    "Event",
+    "ExecSpec",
+    "Executor",
+    "ExecutorState",
+    "Report",
+    "Stream",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """The environment an attempt runs in. It is made at its first use, with these limits."""
+
+    id: UUID
+    scope: Literal["ephemeral", "trajectory"]
+    template: str
+    memory_mib: int
+    disk_mib: int
+    pids: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecSpec:
+    """One attempt. Exactly one of `argv` and `source` is set."""
+
+    fence: Fence
+    environment: EnvironmentSpec
+    argv: tuple[str, ...] | None
+    source: str | None
+    env: Mapping[str, str]
+    cwd: str | None
+    stdin: bytes
+    files: Mapping[str, bytes]
+    fetch: tuple[str, ...]
+    timeout_s: float
+    cpu_milli: int
+    cores: tuple[int, ...]
+    """Cores the attempt may use: exclusive ones for whole-core amounts, the shared set for a fraction."""
+    output_keep_bytes: int = 1 << 20
+    output_kill_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The first bytes of a stream and how many there were in all."""
+
+    kept: bytes
+    total_bytes: int
+
+    @property
+    def truncated(self) -> bool:
+        return self.total_bytes > len(self.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How one attempt ended. `reason` names the limit of a `limit_exceeded` and the cause of an `infra_error`."""
+
+    fence: Fence
+    outcome: Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: Stream = Stream(b"", 0)
+    stderr: Stream = Stream(b"", 0)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    missing_files: tuple[str, ...] = ()
+    run_us: int = 0
+    """Monotonic time from the start of execution to its confirmed end, after the sweep or the freeze."""
+    cpu_us: int = 0
+    peak_memory_kib: int = 0
+    left_behind: int = 0
+    """Processes of the attempt still in a persistent environment, frozen."""
+    environment_lost: bool = False
+    enforcement: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStatus:
+    """A persistent environment that ended without being asked to."""
+
+    id: UUID
+    lost_reason: str
+
+
+Event = Report | EnvironmentStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """One kind of wall on this node, found by trying it."""
+
+    name: str
+    level: Literal["enforced", "best_effort", "absent"]
+    mechanism: str
+    reason: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorState:
+    """What a (re)connecting manager finds: the truth about what this node holds."""
+
+    node_epoch: UUID
+    environments: tuple[UUID, ...]
+    running: tuple[tuple[Fence, UUID], ...]
+    """Fence and environment of each attempt that still runs."""
+    reports: tuple[Report, ...]
+    """Attempts that ended and whose report nobody acknowledged yet."""
+    capabilities: tuple[Capability, ...]
+    driver: str
+
+
+class Executor(Protocol):
+    """Runs attempts. Everything is idempotent by fence: a second start or kill of a fence is nothing."""
+
+    async def connect(self) -> ExecutorState: ...
+
+    async def start(self, specs: Sequence[ExecSpec]) -> None:
+        """Hand attempts over. Each ends in exactly one `Report`, a failed set-up too."""
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        """End running attempts; each still reports, as `cancelled` unless it had ended by then."""
+
+    async def destroy(self, environments: Sequence[UUID]) -> None:
+        """End environments and everything in them. Returns once nothing of them is alive."""
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """The reports of these fences are durable elsewhere; forget them."""
+
+    def events(self) -> AsyncIterator[Event]:
+        """Reports and losses as they happen. Ends with `ConnectionError` when the executor is gone."""
+        ...
+
+    async def close(self) -> None: ...

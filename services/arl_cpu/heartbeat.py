@@ -1,0 +1,72 @@
+"""The node's lease: beats from a thread of its own, so that a busy loop cannot lose the node."""
+
+import asyncio
+import logging
+import threading
+import time
+from uuid import UUID
+
+import asyncpg
+
+__all__ = ["Heartbeat"]
+
+FENCE_AT = 0.8
+CONNECT_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+BEAT = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
+
+
+class Heartbeat:
+    """Beats until stopped. `may_start` turns False before the lease can be taken from us."""
+
+    def __init__(self, url: str, *, node_id: int, epoch: UUID, beat_s: float, ttl_s: float) -> None:
+        self._url = url
+        self._node_id = node_id
+        self._epoch = epoch
+        self._beat_s = beat_s
+        self._ttl_s = ttl_s
+        self._accepted_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=CONNECT_TIMEOUT_S)
+
+    def may_start(self) -> bool:
+        """Counts from the *sending* of the last accepted beat, by this node's monotonic clock."""
+        return time.monotonic() - self._accepted_at < FENCE_AT * self._ttl_s
+
+    def _run(self) -> None:
+        asyncio.run(self._beat_forever())
+
+    async def _beat_forever(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._beat_on_one_connection()
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.warning("beat failed: %s", type(error).__name__)
+                self._stopping.wait(0.5)
+
+    async def _beat_on_one_connection(self) -> None:
+        connection = await asyncpg.connect(
+            self._url,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=CONNECT_TIMEOUT_S,
+            server_settings={"application_name": "cpu-heartbeat", "synchronous_commit": "off"},
+        )
+        try:
+            while not self._stopping.is_set():
+                sent_at = time.monotonic()
+                if await connection.execute(BEAT, self._node_id, self._epoch) == "UPDATE 1":
+                    self._accepted_at = sent_at
+                else:
+                    log.error("this node's lease belongs to another epoch; nothing more is started")
+                self._stopping.wait(self._beat_s)
+        finally:
+            connection.terminate()

@@ -1,0 +1,253 @@
+"""Pid 1 of an environment: raises the walls, then runs one action at a time and keeps its processes in hand.
+
+It holds no secret: an action may be a fork of it. The end of its channel is its own end.
+"""
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import time
+from typing import Any, NoReturn
+
+from . import workspace
+from .channel import Channel, unpack
+from .namespaces import Namespaces
+from .processes import Process, signal_each
+from .source import run_source
+from .unsafe_local import UnsafeLocal
+from .walls import Setup, Walls
+
+__all__ = ["run"]
+
+_CHANNEL_FD = 3
+_POLL_S = 0.1
+_CONVERGE_S = 0.2
+_MIB = 1 << 20
+_OOM_FIRST, _OOM_LAST = "1000", "0"
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def run(agent_end: int, *, in_namespaces: bool) -> NoReturn:
+    """Be the agent on this end of a channel. Never returns to the code it was forked from."""
+    try:
+        os.dup2(agent_end, _CHANNEL_FD, inheritable=False)
+        os.closerange(_CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        _use_null_for_standard_files()
+        channel = Channel(socket.socket(fileno=_CHANNEL_FD))
+        walls: Walls = Namespaces() if in_namespaces else UnsafeLocal()
+        _serve(channel, walls)
+    finally:
+        os._exit(1)
+
+
+def _serve(channel: Channel, walls: Walls) -> None:
+    received = channel.receive()
+    if received is None:
+        return
+    setup = Setup.of(received[0])
+    try:
+        os.setsid()
+        walls.raise_around(setup)
+        agent = _Agent(channel, walls, setup)
+    except OSError as error:
+        channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
+        return
+    channel.send({"op": "ready"})
+    agent.serve()
+
+
+class _Agent:
+    def __init__(self, channel: Channel, walls: Walls, setup: Setup) -> None:
+        self._channel, self._walls, self._setup = channel, walls, setup
+        self._files = workspace.Workspace(setup.workspace)
+        self._action: _Action | None = None
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        self._woken, self._waker = woken, waker
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._poller = select.poll()
+        self._poller.register(channel.socket, select.POLLIN)
+        self._poller.register(woken, select.POLLIN)
+
+    def serve(self) -> None:
+        while True:
+            polled = self._action is not None and not self._setup.has_cgroup
+            for fd, _ in self._poller.poll(_POLL_S * 1000 if polled else None):
+                if fd == self._woken.fileno():
+                    self._woken.recv(4096)
+                elif not self._obey():
+                    self._walls.signal_all(signal.SIGKILL)
+                    return
+            self._reap()
+            if polled and self._action is not None:
+                self._watch_memory(self._action)
+
+    def _obey(self) -> bool:
+        received = self._channel.receive()
+        if received is None:
+            return False
+        message, files = received
+        if message["op"] == "start":
+            self._start(*files)
+        elif message["op"] == "kill" and self._action is not None:
+            self._kill(self._action)
+        return True
+
+    def _start(self, payload: int, stdin: int, stdout: int, stderr: int) -> None:
+        header, (source, *contents) = unpack(payload)
+        try:
+            self._files.check([*header["files"], *header["fetch"]])
+            self._files.write(dict(zip(header["files"], contents, strict=True)))
+            cwd = self._files.directory(header["cwd"])
+        except (OSError, ValueError) as error:
+            self._refuse(str(error))
+        else:
+            self._launch(header, source, cwd, (stdin, stdout, stderr))
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
+
+    def _launch(self, header: dict[str, Any], source: bytes, cwd: str, stdio: tuple[int, int, int]) -> None:
+        action = _Action(frozenset(self._walls.others()) if self._setup.keeps_processes else frozenset(), header)
+        if not self._setup.has_cgroup:
+            self._walls.signal_all(signal.SIGCONT)
+        # The kernel's choice among processes of this environment must fall on the action, not on the agent.
+        _set_oom_score(_OOM_FIRST)
+        try:
+            if header["argv"] is None:
+                action.pid = _fork_source(source.decode(), header["env"], cwd, stdio, self._setup.base_prefix)
+            else:
+                action.pid = _spawn(header["argv"], header["env"], cwd, stdio)
+        except (OSError, ValueError) as error:
+            self._report_unstarted(action, error, stdio[2])
+            return
+        finally:
+            _set_oom_score(_OOM_LAST)
+        self._action = action
+        self._channel.send({"op": "started"})
+
+    def _refuse(self, message: str) -> None:
+        self._channel.send({"op": "exited", "refused": message})
+
+    def _report_unstarted(self, action: "_Action", error: Exception, stderr: int) -> None:
+        """As a shell would: 127 for a command that is not there, 126 for one that cannot be run."""
+        if isinstance(error, BlockingIOError):
+            self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
+            return
+        code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        os.write(stderr, f"cannot run {(action.header['argv'] or ['python'])[0]!r}: {error}\n".encode())
+        self._channel.send({"op": "exited", "status": code << 8})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._action is not None and pid == self._action.pid:
+                action, self._action = self._action, None
+                self._finish(action, status, usage.ru_maxrss)
+
+    def _finish(self, action: "_Action", status: int, peak_kib: int) -> None:
+        left = [process for process in self._walls.others() if process not in action.before]
+        if not self._setup.has_cgroup:
+            self._walls.signal_all(signal.SIGSTOP)
+        missing, message = self._files.send(action.header["fetch"], self._channel)
+        peak_kib = max(peak_kib, action.peak_kib)
+        near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
+        limit = "memory" if action.over_memory or (near_limit and not self._setup.has_cgroup) else None
+        if limit is None and self._walls.write_area_is_full():
+            limit = "disk"
+        self._channel.send(
+            {
+                "op": "exited",
+                "status": status,
+                "peak_kib": peak_kib,
+                "cpu_us": _children_cpu_us() - action.cpu_us_before,
+                "left_behind": len(left) if self._setup.keeps_processes else 0,
+                "missing": missing,
+                "message": message,
+                "limit_if_failed": limit,
+                "over_memory": action.over_memory,
+            }
+        )
+
+    def _kill(self, action: "_Action") -> None:
+        """End what the action started, the agent's own look at it included; what was there before stays if it can."""
+        deadline = time.monotonic() + _CONVERGE_S
+        while action.before and time.monotonic() < deadline:
+            fresh = [process for process in self._walls.others() if process not in action.before]
+            if not fresh:
+                return
+            signal_each(fresh, signal.SIGKILL)
+        self._walls.signal_all(signal.SIGKILL)
+
+    def _watch_memory(self, action: "_Action") -> None:
+        used = sum(process.private_bytes() for process in self._walls.others()) + self._walls.write_area_used_bytes()
+        action.peak_kib = max(action.peak_kib, used >> 10)
+        if used > self._setup.memory_mib * _MIB:
+            action.over_memory = True
+            self._kill(action)
+
+
+class _Action:
+    """The action that runs now."""
+
+    def __init__(self, before: frozenset[Process], header: dict[str, Any]) -> None:
+        self.before, self.header = before, header
+        self.pid = 0
+        self.peak_kib = 0
+        self.over_memory = False
+        self.cpu_us_before = _children_cpu_us()
+
+
+def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+    """By vfork: copying this interpreter's page tables would cost more than the command."""
+    stdin, stdout, stderr = stdio
+    process = subprocess.Popen(
+        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=True
+    )
+    process.returncode = 0  # reaped by the agent, not by this object
+    return process.pid
+
+
+def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int], base_prefix: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            for number, fd in enumerate(stdio):
+                os.dup2(fd, number)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir(cwd)
+            run_source(source, env, base_prefix)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _children_cpu_us() -> int:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
+
+
+def _set_oom_score(score: str) -> None:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(score)
+
+
+def _use_null_for_standard_files() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    if null > 2:
+        os.close(null)

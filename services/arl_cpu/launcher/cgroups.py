@@ -1,0 +1,358 @@
+"""Kernel accounting and limits per environment: cgroup v1 or v2 behind one small face, or none at all."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["Group", "NoGroup", "Tree", "Usage", "find_tree"]
+
+_PERIOD_US = 100_000
+_MIN_QUOTA_US = 1_000
+_SHARES, _WEIGHT = 102, 10
+"""A tenth of the default: sandboxes cannot starve the services beside them."""
+_FREEZE_LIMIT_S = 0.5
+_V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
+_V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counters that only grow."""
+
+    cpu_us: int = 0
+    oom_kills: int = 0
+    pids_refused: int = 0
+
+
+class Group(Protocol):
+    """The walls around one environment's processes."""
+
+    def join(self, pid: int) -> None: ...
+    def limit(self, *, memory_mib: int, pids: int) -> None: ...
+    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
+    def freeze(self) -> bool:
+        """True once no process of the group runs."""
+        ...
+
+    def thaw(self) -> None: ...
+    def usage(self) -> Usage: ...
+    def reset_peak(self) -> None: ...
+    def peak_kib(self) -> int: ...
+    def processes(self) -> list[int]: ...
+    def kill(self) -> None: ...
+    def remove(self) -> bool:
+        """False while a process is still in it."""
+        ...
+
+
+class Tree(Protocol):
+    """Where the groups of one launcher live."""
+
+    version: str
+
+    def make(self, name: str) -> Group: ...
+    def sweep(self) -> None:
+        """Kill and remove every group below, of earlier lives too."""
+        ...
+
+    def remove(self) -> None: ...
+
+
+class NoGroup:
+    """An environment without cgroups: nothing is limited or counted here."""
+
+    def join(self, pid: int) -> None:
+        del pid
+
+    def limit(self, *, memory_mib: int, pids: int) -> None:
+        del memory_mib, pids
+
+    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+        del cpu_milli, cores
+
+    def freeze(self) -> bool:
+        return True
+
+    def thaw(self) -> None:
+        pass
+
+    def usage(self) -> Usage:
+        return Usage()
+
+    def reset_peak(self) -> None:
+        pass
+
+    def peak_kib(self) -> int:
+        return 0
+
+    def processes(self) -> list[int]:
+        return []
+
+    def kill(self) -> None:
+        pass
+
+    def remove(self) -> bool:
+        return True
+
+
+def find_tree(prefix: str) -> Tree | None:
+    """The hierarchy this process may write, made ready under `tangram/<prefix>`; None where there is none."""
+    mounts = _cgroup_mounts()
+    try:
+        if all(name in mounts for name in _V1_CONTROLLERS):
+            return V1Tree({name: Path(mounts[name]) for name in _V1_CONTROLLERS}, prefix)
+        if "v2" in mounts:
+            return V2Tree(Path(mounts["v2"]), prefix)
+    except OSError:
+        return None
+    return None
+
+
+class V1Tree:
+    """One directory per controller."""
+
+    version = "v1"
+
+    def __init__(self, mounts: dict[str, Path], prefix: str) -> None:
+        self._roots = {name: mount / "tangram" / prefix for name, mount in mounts.items()}
+        for path in self._roots.values():
+            path.mkdir(parents=True, exist_ok=True)
+        top, parent = mounts["cpuset"], self._roots["cpuset"]
+        for directory in (parent.parent, parent):
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                _write(directory / name, (top / name).read_text())
+        _write(self._roots["cpu"] / "cpu.shares", _SHARES)
+
+    def make(self, name: str) -> "V1Group":
+        return V1Group({controller: root / name for controller, root in self._roots.items()})
+
+    def sweep(self) -> None:
+        names = {path.name for root in self._roots.values() for path in root.glob("*/")}
+        for name in sorted(names):
+            _kill_and_remove(self.make(name))
+
+    def remove(self) -> None:
+        for root in self._roots.values():
+            _rmdir(root)
+            _rmdir(root.parent)
+
+
+class V1Group:
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self._paths = paths
+        self._distinct = list({os.path.realpath(path): path for path in paths.values()}.values())
+        for path in self._distinct:
+            path.mkdir(exist_ok=True)
+        parent = paths["cpuset"].parent
+        self._all_cores = (parent / "cpuset.cpus").read_text()
+        _write(paths["cpuset"] / "cpuset.mems", (parent / "cpuset.mems").read_text())
+        _write(paths["cpuset"] / "cpuset.cpus", self._all_cores)
+
+    def join(self, pid: int) -> None:
+        for path in self._distinct:
+            _write(path / "cgroup.procs", pid)
+
+    def limit(self, *, memory_mib: int, pids: int) -> None:
+        memory = self._paths["memory"]
+        _write(memory / "memory.limit_in_bytes", memory_mib << 20)
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", memory_mib << 20)
+        _write(self._paths["pids"] / "pids.max", pids)
+
+    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+        _write(self._paths["cpu"] / "cpu.cfs_quota_us", _quota_us(cpu_milli))
+        _write(self._paths["cpuset"] / "cpuset.cpus", ",".join(map(str, cores)) or self._all_cores)
+
+    def freeze(self) -> bool:
+        state = self._paths["freezer"] / "freezer.state"
+        _write(state, "FROZEN")
+        return _until(lambda: state.read_text() == "FROZEN\n")
+
+    def thaw(self) -> None:
+        _write(self._paths["freezer"] / "freezer.state", "THAWED")
+
+    def usage(self) -> Usage:
+        return Usage(
+            cpu_us=int((self._paths["cpuacct"] / "cpuacct.usage").read_text()) // 1000,
+            oom_kills=_counter(self._paths["memory"] / "memory.oom_control", "oom_kill"),
+            pids_refused=_counter(self._paths["pids"] / "pids.events", "max"),
+        )
+
+    def reset_peak(self) -> None:
+        _write(self._paths["memory"] / "memory.max_usage_in_bytes", 0)
+
+    def peak_kib(self) -> int:
+        return int((self._paths["memory"] / "memory.max_usage_in_bytes").read_text()) >> 10
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in (self._paths["freezer"] / "cgroup.procs").read_text().split()]
+
+    def kill(self) -> None:
+        """Frozen processes get the signal first, so that none of them runs again before it dies."""
+        for pid in self.processes():
+            _signal(pid, signal.SIGKILL)
+        self.thaw()
+
+    def remove(self) -> bool:
+        return all([_rmdir(path) for path in self._distinct])
+
+
+class V2Tree:
+    """One directory for all controllers. As root at the top; as a user below a delegated cgroup."""
+
+    version = "v2"
+
+    def __init__(self, mount: Path, prefix: str) -> None:
+        base = mount if os.geteuid() == 0 else mount / _own_v2_path().lstrip("/")
+        if not set(_V2_CONTROLLERS) <= set((base / "cgroup.controllers").read_text().split()):
+            raise OSError(f"{base} lacks controllers")
+        self._root = base / "tangram" / prefix
+        self._root.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() != 0:
+            # A cgroup that hands controllers down may hold no process of its own.
+            leaf = base / "launcher"
+            leaf.mkdir(exist_ok=True)
+            _write(leaf / "cgroup.procs", os.getpid())
+        for directory in (base, self._root.parent, self._root):
+            _write(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
+        _write(self._root / "cpu.weight", _WEIGHT)
+
+    def make(self, name: str) -> "V2Group":
+        return V2Group(self._root / name)
+
+    def sweep(self) -> None:
+        for path in self._root.glob("*/"):
+            _kill_and_remove(self.make(path.name))
+
+    def remove(self) -> None:
+        _rmdir(self._root)
+        _rmdir(self._root.parent)
+
+
+class V2Group:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir(exist_ok=True)
+
+    def join(self, pid: int) -> None:
+        _write(self._path / "cgroup.procs", pid)
+
+    def limit(self, *, memory_mib: int, pids: int) -> None:
+        _write(self._path / "memory.max", memory_mib << 20)
+        _write_if_there(self._path / "memory.swap.max", 0)
+        _write(self._path / "pids.max", pids)
+
+    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+        _write(self._path / "cpu.max", f"{_quota_us(cpu_milli)} {_PERIOD_US}")
+        _write(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
+
+    def freeze(self) -> bool:
+        _write(self._path / "cgroup.freeze", 1)
+        return _until(lambda: _counter(self._path / "cgroup.events", "frozen") == 1)
+
+    def thaw(self) -> None:
+        _write(self._path / "cgroup.freeze", 0)
+
+    def usage(self) -> Usage:
+        return Usage(
+            cpu_us=_counter(self._path / "cpu.stat", "usage_usec"),
+            oom_kills=_counter(self._path / "memory.events", "oom_kill"),
+            pids_refused=_counter(self._path / "pids.events", "max"),
+        )
+
+    def reset_peak(self) -> None:
+        """`memory.peak` covers the life of the group; a reset is not portable."""
+
+    def peak_kib(self) -> int:
+        peak = self._path / "memory.peak"
+        return int(peak.read_text()) >> 10 if peak.exists() else 0
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
+
+    def kill(self) -> None:
+        _write(self._path / "cgroup.kill", 1)
+        self.thaw()
+
+    def remove(self) -> bool:
+        return _rmdir(self._path)
+
+
+def _cgroup_mounts() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            found.setdefault("v2", where)
+        elif kind == "cgroup":
+            found.update({name: where for name in options.split(",") if name in _V1_CONTROLLERS})
+    return found
+
+
+def _own_v2_path() -> str:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    raise OSError("this process is in no cgroup of version 2")
+
+
+def _quota_us(cpu_milli: int) -> int:
+    return max(_MIN_QUOTA_US, cpu_milli * _PERIOD_US // 1000)
+
+
+def _kill_and_remove(group: Group) -> None:
+    def gone() -> bool:
+        group.kill()
+        return group.remove()
+
+    _until(gone, limit_s=2.0)
+
+
+def _until(done: Callable[[], bool], limit_s: float = _FREEZE_LIMIT_S) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0002)
+    return True
+
+
+def _counter(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _write(path: Path, value: int | str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _write_if_there(path: Path, value: int) -> None:
+    if path.exists():
+        _write(path, value)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _rmdir(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+"""How the launcher and an agent talk: one JSON message per packet, open files beside it, bulk in a memfd."""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["Channel", "as_file", "pack", "unpack"]
+
+_MAX_PACKET = 64 << 10
+_MAX_FILES = 8
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_LENGTH = struct.Struct("I")
+
+
+class Channel:
+    """One end of a SOCK_SEQPACKET pair."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+
+    def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        socket.send_fds(self.socket, [json.dumps(message).encode()], list(files))
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next message and its files; None at the end of the other side."""
+        try:
+            data, files, _, _ = socket.recv_fds(self.socket, _MAX_PACKET, _MAX_FILES, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            return None
+        return (json.loads(data), files) if data else None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def pack(header: Mapping[str, Any], blobs: Sequence[bytes]) -> int:
+    """A sealed memfd with the header and the blobs in order."""
+    index = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
+    return as_file(b"".join([_LENGTH.pack(len(index)), index, *blobs]))
+
+
+def unpack(file: int) -> tuple[dict[str, Any], list[bytes]]:
+    """What `pack` put in. Closes the file."""
+    with os.fdopen(file, "rb") as stream:
+        (size,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+        header = json.loads(stream.read(size))
+        return header, [stream.read(each) for each in header.pop("sizes")]
+
+
+def as_file(content: bytes) -> int:
+    """A file in memory that can be read but never changed, positioned at its start."""
+    file = os.memfd_create("tangram", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+    return file

@@ -1,0 +1,164 @@
+"""The file tree of a sandbox: read-only system directories of the host, one bounded writable area, nothing else."""
+
+import os
+import stat
+from dataclasses import dataclass
+
+from . import syscalls
+from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
+from .walls import Setup
+
+__all__ = ["WORKSPACE", "Sources", "build_root", "open_sources"]
+
+WORKSPACE = "/workspace"
+
+_ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = (
+    "alternatives",
+    "ca-certificates",
+    "debian_version",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "os-release",
+    "pki/tls",
+    "protocols",
+    "services",
+    "ssl/certs",
+)
+_WRITTEN = {
+    "etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000::/workspace:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEV_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+_MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
+_READ_ONLY_PROC = ("sys", "irq", "bus", "fs")
+_MIN_INODES, _MAX_INODES, _INODES_PER_MIB = 4096, 65536, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What of the host will be shown: opened while this process may still reach it. Path below the root → file."""
+
+    binds: dict[str, int]
+    links: dict[str, str]
+    copies: dict[str, bytes]
+    devices: dict[str, int]
+
+
+def open_sources(base_prefix: str) -> Sources:
+    """Look at the host's tree in this mount namespace, before the uid that may is given up."""
+    syscalls.mount("none", "/", None, MS_REC | MS_PRIVATE)
+    sources = Sources({}, {}, {}, {})
+    for path in (*_SYSTEM, *(f"etc/{name}" for name in _ETC)):
+        _open_source(sources, path)
+    if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
+        sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
+    for name in _DEVICES:
+        sources.devices[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
+    return sources
+
+
+def build_root(sources: Sources, setup: Setup) -> None:
+    """Put the tree together, make it the root and let go of the host's."""
+    syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
+    _show(sources)
+    _make_dev(sources)
+    _make_proc()
+    _make_write_area(setup)
+    syscalls.pivot_root(_ROOT)
+    syscalls.make_readonly("/", recursive=False)
+    os.chdir(WORKSPACE)
+
+
+def _open_source(sources: Sources, path: str) -> None:
+    try:
+        mode = os.lstat(f"/{path}").st_mode
+        if stat.S_ISLNK(mode):
+            sources.links[path] = os.readlink(f"/{path}")
+        elif stat.S_ISDIR(mode):
+            sources.binds[path] = os.open(f"/{path}", os.O_PATH | os.O_CLOEXEC)
+        else:
+            with open(f"/{path}", "rb") as file:
+                sources.copies[path] = file.read()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return  # hosts differ; what is missing outside is missing inside
+
+
+def _show(sources: Sources) -> None:
+    for path, source in sources.binds.items():
+        target = f"{_ROOT}/{path}"
+        os.makedirs(target, exist_ok=True)
+        syscalls.bind(source, target)
+        syscalls.make_readonly(target)
+        os.close(source)
+    for path, link in sources.links.items():
+        os.symlink(link, _target_of(path))
+    written = {path: text.encode() for path, text in _WRITTEN.items()}
+    for path, content in {**sources.copies, **written}.items():
+        with open(_target_of(path), "wb") as file:
+            file.write(content)
+
+
+def _make_dev(sources: Sources) -> None:
+    os.mkdir(f"{_ROOT}/dev")
+    for name, source in sources.devices.items():
+        target = f"{_ROOT}/dev/{name}"
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+        syscalls.bind(source, target)
+        os.close(source)
+    for name, link in _DEV_LINKS.items():
+        os.symlink(link, f"{_ROOT}/dev/{name}")
+
+
+def _make_proc() -> None:
+    proc = f"{_ROOT}/proc"
+    os.mkdir(proc)
+    syscalls.mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    null = os.open(f"{_ROOT}/dev/null", os.O_PATH | os.O_CLOEXEC)
+    for name in _MASKED_FILES:
+        if os.path.exists(f"{proc}/{name}"):
+            syscalls.bind(null, f"{proc}/{name}")
+    os.close(null)
+    for name in _READ_ONLY_PROC:
+        if os.path.exists(f"{proc}/{name}"):
+            file = os.open(f"{proc}/{name}", os.O_PATH | os.O_CLOEXEC)
+            syscalls.bind(file, f"{proc}/{name}")
+            os.close(file)
+            syscalls.make_readonly(f"{proc}/{name}")
+
+
+def _make_write_area(setup: Setup) -> None:
+    """One tmpfs under every writable place, so that its size bounds their sum, in bytes and in inodes."""
+    area = f"{_ROOT}/.area"
+    os.mkdir(area)
+    inodes = min(_MAX_INODES, max(_MIN_INODES, setup.memory_mib * _INODES_PER_MIB))
+    options = f"size={setup.disk_mib}m,nr_inodes={inodes},mode=0755"
+    syscalls.mount("tmpfs", area, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    for name, place in (("workspace", WORKSPACE), ("tmp", "/tmp"), ("shm", "/dev/shm")):  # noqa: S108  # inside
+        os.mkdir(f"{area}/{name}")
+        os.chmod(f"{area}/{name}", 0o755 if name == "workspace" else 0o1777)
+        os.makedirs(f"{_ROOT}{place}", exist_ok=True)
+        file = os.open(f"{area}/{name}", os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind(file, f"{_ROOT}{place}")
+        os.close(file)
+    syscalls.unmount(area)
+    os.rmdir(area)
+
+
+def _target_of(path: str) -> str:
+    target = f"{_ROOT}/{path}"
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    return target

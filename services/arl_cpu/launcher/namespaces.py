@@ -1,0 +1,80 @@
+"""The walls of a sandbox: its own user, pid, mount, network, ipc and host-name namespaces, and nothing it may undo."""
+
+import os
+import resource
+import signal
+
+from . import mounts, seccomp, syscalls
+from .processes import Process, all_processes
+from .walls import Setup
+
+__all__ = ["Namespaces"]
+
+_INSIDE_ID = 1000
+_NICE_WITHOUT_CGROUP = 10
+_OPEN_FILES = 4096
+_MIB = 1 << 20
+_MIN_FILE_MIB = 16
+
+
+class Namespaces:
+    """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
+
+    def raise_around(self, setup: Setup) -> None:
+        sources = mounts.open_sources(setup.base_prefix)
+        _take_the_one_id()
+        mounts.build_root(sources, setup)
+        syscalls.bring_loopback_up()
+        syscalls.set_hostname("sandbox")
+        _limit(setup)
+        syscalls.drop_capabilities()
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        # After the last change of uid, which would clear it. The parent is the launcher by now.
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        seccomp.install(deny_affinity=not setup.has_cgroup)
+
+    def others(self) -> list[Process]:
+        return [process for process in all_processes() if process.pid != 1]
+
+    def signal_all(self, number: int) -> None:
+        """One system call; the kernel lets no process fork out of it."""
+        try:
+            os.kill(-1, number)
+        except ProcessLookupError:
+            return
+
+    def write_area_is_full(self) -> bool:
+        state = os.statvfs(mounts.WORKSPACE)
+        return state.f_bavail == 0 or state.f_favail == 0
+
+    def write_area_used_bytes(self) -> int:
+        state = os.statvfs(mounts.WORKSPACE)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def _take_the_one_id() -> None:
+    """Capabilities over the namespaces stay: none of the ids here is root."""
+    with open("/proc/self/setgroups") as file:
+        if file.read().strip() == "allow":
+            os.setgroups([])
+    os.setresgid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
+    os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
+
+
+def _limit(setup: Setup) -> None:
+    _cap(resource.RLIMIT_CORE, 0)
+    _cap(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    _cap(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)
+    if setup.has_cgroup:
+        return
+    _cap(resource.RLIMIT_NPROC, setup.pids + 1)
+    # Private writable memory only: address space would count what a runtime merely reserves.
+    _cap(resource.RLIMIT_DATA, setup.memory_mib * _MIB)
+    os.nice(_NICE_WITHOUT_CGROUP)
+
+
+def _cap(kind: int, wanted: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (value, value))

@@ -1,0 +1,125 @@
+"""Everything a launcher holds: environments, running attempts, and reports until they are acknowledged."""
+
+from collections.abc import Callable, Iterable, Sequence
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report
+
+from .attempt import Attempt
+from .environment import Environment, Host
+from .processes import Process
+
+__all__ = ["Node"]
+
+_REMEMBERED_FENCES = 10_000
+_TEMPLATES = ("host",)
+
+
+class Node:
+    """Starts, stops and reports attempts. Idempotent by fence."""
+
+    def __init__(self, host: Host, on_event: Callable[[Event], None]) -> None:
+        self._host = host
+        self.on_event = on_event
+        self._persistent: dict[UUID, Environment] = {}
+        self._all: set[Environment] = set()
+        self._running: dict[Fence, Environment] = {}
+        self._reports: dict[Fence, Report] = {}
+        self._acknowledged: dict[Fence, None] = {}
+        self._waiting: list[tuple[frozenset[Environment], Callable[[], None]]] = []
+
+    @property
+    def environments(self) -> tuple[UUID, ...]:
+        return tuple(self._persistent)
+
+    @property
+    def running(self) -> tuple[tuple[Fence, UUID], ...]:
+        return tuple((fence, environment.spec.id) for fence, environment in self._running.items())
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        return tuple(self._reports.values())
+
+    def start(self, specs: Iterable[ExecSpec]) -> None:
+        for spec in specs:
+            known = (self._running, self._reports, self._acknowledged)
+            if not any(spec.fence in fences for fences in known):
+                self._begin(spec)
+
+    def processes(self, identifier: UUID) -> list[Process]:
+        """The living processes of a persistent environment."""
+        environment = self._persistent.get(identifier)
+        return environment.processes() if environment is not None else []
+
+    def kill(self, fences: Iterable[Fence]) -> None:
+        for fence in fences:
+            if (environment := self._running.get(fence)) is not None:
+                environment.stop("cancelled")
+
+    def destroy(self, identifiers: Iterable[UUID], done: Callable[[], None]) -> None:
+        """`done` once none of them has a living process."""
+        ending = [each for each in self._all if each.spec.id in frozenset(identifiers)]
+        self._end(ending, done)
+
+    def end_all(self, done: Callable[[], None]) -> None:
+        self._end(list(self._all), done)
+
+    def acknowledge(self, fences: Iterable[Fence]) -> None:
+        for fence in fences:
+            if self._reports.pop(fence, None) is not None:
+                self._acknowledged[fence] = None
+        while len(self._acknowledged) > _REMEMBERED_FENCES:
+            del self._acknowledged[next(iter(self._acknowledged))]
+
+    def _begin(self, spec: ExecSpec) -> None:
+        if spec.environment.template not in _TEMPLATES:
+            self._refuse(spec, "setup_failed", f"this node has no template {spec.environment.template!r}")
+            return
+        if (spec.argv is None) == (spec.source is None) or spec.argv == ():
+            self._refuse(spec, "setup_failed", "exactly one of argv and source must be given")
+            return
+        environment = self._persistent.get(spec.environment.id)
+        if environment is not None and (environment.attempt is not None or environment.is_ending):
+            self._refuse(spec, "environment_busy", "another action runs in the environment, or it is being destroyed")
+            return
+        if environment is None:
+            environment = self._make(spec.environment)
+        self._running[spec.fence] = environment
+        environment.begin(Attempt(spec))
+
+    def _make(self, spec: EnvironmentSpec) -> Environment:
+        environment = Environment(spec, self._host, self._reported, self._gone)
+        self._all.add(environment)
+        if spec.scope == "trajectory":
+            self._persistent[spec.id] = environment
+        return environment
+
+    def _refuse(self, spec: ExecSpec, reason: str, message: str) -> None:
+        self._reported(Report(fence=spec.fence, outcome="infra_error", reason=reason, message=message))
+
+    def _reported(self, report: Report) -> None:
+        self._running.pop(report.fence, None)
+        self._reports[report.fence] = report
+        self.on_event(report)
+
+    def _gone(self, environment: Environment, loss: str | None) -> None:
+        self._all.discard(environment)
+        if self._persistent.get(environment.spec.id) is environment:
+            del self._persistent[environment.spec.id]
+            if loss is not None:
+                self.on_event(EnvironmentStatus(id=environment.spec.id, lost_reason=loss))
+        waiting, self._waiting = self._waiting, []
+        for environments, done in waiting:
+            self._wait(environments - {environment}, done)
+
+    def _end(self, environments: Sequence[Environment], done: Callable[[], None]) -> None:
+        for environment in environments:
+            environment.end()
+        self._wait(frozenset(environments) & self._all, done)
+
+    def _wait(self, environments: frozenset[Environment], done: Callable[[], None]) -> None:
+        if environments:
+            self._waiting.append((environments, done))
+        else:
+            done()

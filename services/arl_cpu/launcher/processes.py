@@ -1,0 +1,64 @@
+"""Processes as /proc tells them; a pid alone may be used again, with its start time it names one process for ever."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Process", "all_processes", "descendants", "signal_each"]
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Process:
+    pid: int
+    started: int
+    parent: int
+
+    def private_bytes(self) -> int:
+        """Memory of its own, roughly; 0 once it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/statm") as file:
+                _, resident, shared, *_ = map(int, file.read().split())
+        except OSError:
+            return 0
+        return (resident - shared) * _PAGE
+
+
+def all_processes() -> Iterator[Process]:
+    """Living ones; a zombie holds nothing but its number."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (process := _read(int(name))) is not None:
+            yield process
+
+
+def descendants(root: int) -> list[Process]:
+    """Every living process below `root`."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += [process.pid for process in below]
+    return found
+
+
+def signal_each(processes: list[Process], number: int) -> None:
+    for process in processes:
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            after_name = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    state, parent, started = after_name[0], int(after_name[1]), int(after_name[19])
+    return None if state in (b"Z", b"X") else Process(pid, started, parent)

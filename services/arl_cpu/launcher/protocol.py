@@ -1,0 +1,187 @@
+"""What crosses the launcher's socket: frames of a 4-byte length and JSON, bytes as base64."""
+
+import base64
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_cpu.executor import Capability, EnvironmentSpec, ExecSpec, ExecutorState, Report, Stream
+
+__all__ = [
+    "MAX_FRAME",
+    "FrameReader",
+    "capability_from",
+    "encode_frame",
+    "fence_from",
+    "fence_to",
+    "report_from",
+    "report_to",
+    "spec_from",
+    "spec_to",
+    "state_from",
+    "state_to",
+]
+
+MAX_FRAME = 256 << 20
+_LENGTH = struct.Struct(">I")
+
+Json = dict[str, Any]
+
+
+def encode_frame(message: Mapping[str, Any]) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Json]:
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer)
+            if size > MAX_FRAME:
+                raise ValueError(f"a frame of {size} bytes is above the limit of {MAX_FRAME}")
+            end = _LENGTH.size + size
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield json.loads(body)
+
+
+def fence_to(fence: Fence) -> list[Any]:
+    return [str(fence.action_id), fence.grant_no]
+
+
+def fence_from(data: list[Any]) -> Fence:
+    return Fence(UUID(data[0]), data[1])
+
+
+def spec_to(spec: ExecSpec) -> Json:
+    environment = spec.environment
+    return {
+        "fence": fence_to(spec.fence),
+        "environment": {
+            "id": str(environment.id),
+            "scope": environment.scope,
+            "template": environment.template,
+            "memory_mib": environment.memory_mib,
+            "disk_mib": environment.disk_mib,
+            "pids": environment.pids,
+        },
+        "argv": spec.argv,
+        "source": spec.source,
+        "env": dict(spec.env),
+        "cwd": spec.cwd,
+        "stdin": _text(spec.stdin),
+        "files": {path: _text(content) for path, content in spec.files.items()},
+        "fetch": spec.fetch,
+        "timeout_s": spec.timeout_s,
+        "cpu_milli": spec.cpu_milli,
+        "cores": spec.cores,
+        "output_keep_bytes": spec.output_keep_bytes,
+        "output_kill_bytes": spec.output_kill_bytes,
+    }
+
+
+def spec_from(data: Json) -> ExecSpec:
+    environment = data["environment"]
+    return ExecSpec(
+        fence=fence_from(data["fence"]),
+        environment=EnvironmentSpec(**{**environment, "id": UUID(environment["id"])}),
+        argv=tuple(data["argv"]) if data["argv"] is not None else None,
+        source=data["source"],
+        env=data["env"],
+        cwd=data["cwd"],
+        stdin=_bytes(data["stdin"]),
+        files={path: _bytes(content) for path, content in data["files"].items()},
+        fetch=tuple(data["fetch"]),
+        timeout_s=data["timeout_s"],
+        cpu_milli=data["cpu_milli"],
+        cores=tuple(data["cores"]),
+        output_keep_bytes=data["output_keep_bytes"],
+        output_kill_bytes=data["output_kill_bytes"],
+    )
+
+
+_PLAIN_REPORT_FIELDS = (
+    "outcome",
+    "reason",
+    "message",
+    "exit_code",
+    "signal",
+    "run_us",
+    "cpu_us",
+    "peak_memory_kib",
+    "left_behind",
+    "environment_lost",
+)
+
+
+def report_to(report: Report) -> Json:
+    return {
+        **{name: getattr(report, name) for name in _PLAIN_REPORT_FIELDS},
+        "fence": fence_to(report.fence),
+        "stdout": [_text(report.stdout.kept), report.stdout.total_bytes],
+        "stderr": [_text(report.stderr.kept), report.stderr.total_bytes],
+        "files": {path: _text(content) for path, content in report.files.items()},
+        "missing_files": report.missing_files,
+        "enforcement": dict(report.enforcement),
+    }
+
+
+def report_from(data: Json) -> Report:
+    return Report(
+        **{name: data[name] for name in _PLAIN_REPORT_FIELDS},
+        fence=fence_from(data["fence"]),
+        stdout=Stream(_bytes(data["stdout"][0]), data["stdout"][1]),
+        stderr=Stream(_bytes(data["stderr"][0]), data["stderr"][1]),
+        files={path: _bytes(content) for path, content in data["files"].items()},
+        missing_files=tuple(data["missing_files"]),
+        enforcement=data["enforcement"],
+    )
+
+
+def capability_from(data: Json) -> Capability:
+    return Capability(**data)
+
+
+def state_to(state: ExecutorState) -> Json:
+    return {
+        "node_epoch": str(state.node_epoch),
+        "environments": [str(identifier) for identifier in state.environments],
+        "running": [[fence_to(fence), str(identifier)] for fence, identifier in state.running],
+        "reports": [report_to(report) for report in state.reports],
+        "capabilities": [_capability_to(capability) for capability in state.capabilities],
+        "driver": state.driver,
+    }
+
+
+def state_from(data: Json) -> ExecutorState:
+    return ExecutorState(
+        node_epoch=UUID(data["node_epoch"]),
+        environments=tuple(UUID(identifier) for identifier in data["environments"]),
+        running=tuple((fence_from(fence), UUID(identifier)) for fence, identifier in data["running"]),
+        reports=tuple(report_from(report) for report in data["reports"]),
+        capabilities=tuple(capability_from(capability) for capability in data["capabilities"]),
+        driver=data["driver"],
+    )
+
+
+def _capability_to(capability: Capability) -> Json:
+    return {name: getattr(capability, name) for name in ("name", "level", "mechanism", "reason", "fix")}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)

@@ -1,0 +1,141 @@
+"""System calls that no sandbox needs are refused by a BPF filter, assembled here. A deny list: tools keep working."""
+
+import ctypes
+import errno
+import struct
+
+from .syscalls import AARCH64, MACHINE, X86_64, prctl
+
+__all__ = ["install", "program"]
+
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_AT_NUMBER, _AT_ARCH, _AT_ARG0, _AT_ARG1 = 0, 4, 16, 24
+_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
+_X32_BIT = 0x40000000
+_NEW_NAMESPACES = 0x7E020000
+_SOCKET_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6: vsock, netlink, packet and the kernel's crypto are not covered by the network namespace."""
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+# name: (x86_64, aarch64); None where the architecture has no such call.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18),
+    "mbind": (237, 235),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238),
+    "modify_ldt": (154, None),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+    "uselib": (134, None),
+    "ustat": (136, None),
+    "vhangup": (153, 58),
+}
+_CLONE = {X86_64: 56, AARCH64: 220}
+_CLONE3 = 435
+_SOCKET = {X86_64: 41, AARCH64: 198}
+_SOCKETPAIR = {X86_64: 53, AARCH64: 199}
+_IOCTL = {X86_64: 16, AARCH64: 29}
+_SCHED_SETAFFINITY = {X86_64: 203, AARCH64: 122}
+
+
+def install(*, deny_affinity: bool) -> None:
+    """Filter this process and all its descendants, for good. Needs no_new_privs to be set."""
+    code = program(deny_affinity=deny_affinity)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
+    prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
+
+
+def program(*, deny_affinity: bool, machine: str = MACHINE) -> bytes:
+    """The filter as BPF. `deny_affinity` where no cpuset bounds what a process may choose."""
+    refused = _ERRNO | errno.EPERM
+    code = [
+        _instruction(_LOAD, _AT_ARCH),
+        _instruction(_JEQ, _ARCH[machine], 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _AT_NUMBER),
+    ]
+    if machine == X86_64:
+        code += [_instruction(_JGE, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
+    denied = [number for pair in _DENIED.values() if (number := pair[machine == AARCH64]) is not None]
+    denied += [_SCHED_SETAFFINITY[machine]] if deny_affinity else []
+    for number in denied:
+        code += [_instruction(_JEQ, number, 0, 1), _instruction(_RETURN, refused)]
+    # glibc falls back to clone, whose flags a filter can read.
+    code += [_instruction(_JEQ, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
+    code += _if_called(_CLONE[machine], _AT_ARG0, [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused)
+    injections = [_instruction(_JEQ, _TIOCSTI, 1, 0), _instruction(_JEQ, _TIOCLINUX, 0, 1)]
+    code += _if_called(_IOCTL[machine], _AT_ARG1, injections, refused)
+    for number in (_SOCKET[machine], _SOCKETPAIR[machine]):
+        code += _unless_family_allowed(number, refused)
+    return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def _if_called(number: int, argument: int, tests: list[bytes], verdict: int) -> list[bytes]:
+    """The last test jumps over the verdict when it fails."""
+    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_RETURN, _ALLOW)]
+    return [_instruction(_JEQ, number, 0, len(body)), *body]
+
+
+def _unless_family_allowed(number: int, verdict: int) -> list[bytes]:
+    count = len(_SOCKET_FAMILIES)
+    tests = [_instruction(_JEQ, family, count - index, 0) for index, family in enumerate(_SOCKET_FAMILIES)]
+    body = [_instruction(_LOAD, _AT_ARG0), *tests, _instruction(_RETURN, verdict), _instruction(_RETURN, _ALLOW)]
+    return [_instruction(_JEQ, number, 0, len(body)), *body]
+
+
+def _instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, operand)

@@ -1,0 +1,286 @@
+"""What this node enforces, found by trying it at start, not by looking at versions."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+from arl_core.fence import Fence
+from arl_cpu.executor import Capability, EnvironmentSpec, Event, ExecSpec, Report
+
+from .environment import Host
+from .node import Node
+
+__all__ = ["NAMES", "NotPossible", "probe", "without_walls"]
+
+NAMES = (
+    "uid_separation",
+    "files",
+    "net_isolation",
+    "seccomp",
+    "kill_tree",
+    "cpu_quota",
+    "cpuset",
+    "memory",
+    "pids",
+    "freeze",
+    "disk_total",
+    "oom_events",
+)
+_MEMORY_MIB, _DISK_MIB, _PIDS, _CPU_MILLI = 48, 4, 12, 200
+_LIMIT_S = 5.0
+_NEEDS_CGROUP = "run the launcher as root, or in a systemd unit with Delegate=cpu cpuset memory pids"
+
+_PROBE = """
+import json, os, socket, time
+
+def refused(attempt):
+    try:
+        attempt()
+    except OSError:
+        return True
+    return False
+
+def fill():
+    with open("filler", "wb", 0) as file:
+        for _ in range(DISK_MIB * 2):
+            file.write(bytes(1 << 20))
+
+def forks():
+    made = []
+    try:
+        for _ in range(PIDS * 2):
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+            made.append(pid)
+    except OSError:
+        pass
+    for pid in made:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    return len(made)
+
+def burnt_share():
+    began, used = time.monotonic(), time.process_time()
+    while time.monotonic() < began + 0.15:
+        pass
+    return (time.process_time() - used) / (time.monotonic() - began)
+
+found = {
+    "share": burnt_share(),
+    "files": all(refused(lambda: open(path)) for path in (CANARY, "/etc/shadow", "/proc/1/environ"))
+        and refused(lambda: open("/usr/x", "w")) and refused(lambda: open("/proc/sys/kernel/domainname", "w")),
+    "net": refused(lambda: socket.create_connection(("127.0.0.1", PORT), 0.2))
+        and refused(lambda: socket.create_connection(("192.0.2.1", 9), 0.2)),
+    "seccomp": refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
+    "affinity": sorted(os.sched_getaffinity(0)),
+    "widened": not refused(lambda: os.sched_setaffinity(0, range(CORES))) and len(os.sched_getaffinity(0)),
+    "forks": forks(),
+    "disk": refused(fill),
+}
+os.unlink("filler")
+print(json.dumps(found))
+"""
+_HOG = f"""
+hog = [bytes([1]) * (1 << 20) for _ in range({_MEMORY_MIB * 2})]
+"""
+_SPINNER = """
+import os
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        pass
+"""
+
+Level = Literal["enforced", "best_effort", "absent"]
+
+
+class NotPossible(Exception):
+    """The driver cannot make an environment here; the message says why."""
+
+
+def without_walls() -> tuple[Capability, ...]:
+    """What unsafe-local has."""
+    reason, fix = "the unsafe-local driver builds no walls", "set TANGRAM_DRIVER=namespaces"
+    return tuple(
+        Capability(name=name, level="best_effort", mechanism="a search for descendants", reason=reason, fix=fix)
+        if name == "kill_tree"
+        else Capability(name=name, level="absent", mechanism="none", reason=reason, fix=fix)
+        for name in NAMES
+    )
+
+
+def probe(host: Host, directory: Path) -> tuple[Capability, ...]:
+    """Make an environment, attack it, end it. Raises NotPossible where there can be none."""
+    canary = directory / "canary"
+    canary.write_text("outside")
+    canary.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        trial = _Trial(host)
+        source = _PROBE
+        values = {
+            "CANARY": repr(str(canary)),
+            "PORT": listener.getsockname()[1],
+            "PIDS": _PIDS,
+            "DISK_MIB": _DISK_MIB,
+            "CORES": os.cpu_count(),
+        }
+        for name, value in values.items():
+            source = source.replace(name, str(value))
+        try:
+            findings = trial.findings(source)
+        finally:
+            trial.end()
+            canary.unlink()
+    return _capabilities(host, findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Findings:
+    inside: dict[str, Any]
+    cores: Sequence[int]
+    has_own_uid: bool
+    memory: Report
+    is_frozen: bool
+    nothing_left: bool
+
+
+class _Trial:
+    """One environment of a node of its own, driven to the end of each attempt."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._reports: list[Event] = []
+        self._node = Node(host, self._reports.append)
+        self._cores = sorted(os.sched_getaffinity(0))[:1]
+        self._environment = EnvironmentSpec(
+            id=uuid4(),
+            scope="trajectory",
+            template="host",
+            memory_mib=_MEMORY_MIB,
+            disk_mib=_DISK_MIB,
+            pids=_PIDS,
+        )
+
+    def findings(self, source: str) -> _Findings:
+        report = self._run(source)
+        if report.outcome != "ok":
+            raise NotPossible(report.message or report.stderr.kept.decode(errors="replace") or report.outcome)
+        inside = json.loads(report.stdout.kept)
+        uid = self._host_uid()
+        memory = self._run(_HOG)
+        left = self._run(_SPINNER)
+        processes = self._node.processes(self._environment.id)
+        is_frozen = left.left_behind == 1 and self._stand_still([each.pid for each in processes])
+        self.end()
+        alive = [each.pid for each in processes if os.path.exists(f"/proc/{each.pid}")]
+        return _Findings(
+            inside=inside,
+            cores=self._cores,
+            has_own_uid=uid not in (0, os.geteuid()),
+            memory=memory,
+            is_frozen=is_frozen,
+            nothing_left=not alive,
+        )
+
+    def end(self) -> None:
+        gone: list[bool] = []
+        self._node.end_all(lambda: gone.append(True))
+        self._host.loop.run_until(lambda: bool(gone), _LIMIT_S)
+
+    def _run(self, source: str) -> Report:
+        self._reports.clear()
+        spec = ExecSpec(
+            fence=Fence(uuid4(), 1),
+            environment=self._environment,
+            argv=None,
+            source=source,
+            env={},
+            cwd=None,
+            stdin=b"",
+            files={},
+            fetch=(),
+            timeout_s=_LIMIT_S,
+            cpu_milli=_CPU_MILLI if source is not _HOG else 1000,
+            cores=tuple(self._cores),
+        )
+        self._node.start([spec])
+        self._host.loop.run_until(lambda: bool(self._reports), 2 * _LIMIT_S)
+        for event in self._reports:
+            if isinstance(event, Report):
+                return event
+        raise NotPossible("an environment did not answer in time")
+
+    def _host_uid(self) -> int:
+        first = self._node.processes(self._environment.id)[-1]
+        for line in Path(f"/proc/{first.pid}/status").read_text().splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[1])
+        raise NotPossible("an environment has no uid")
+
+    def _stand_still(self, pids: Sequence[int]) -> bool:
+        before = [_cpu_ticks(pid) for pid in pids]
+        time.sleep(0.03)
+        return before == [_cpu_ticks(pid) for pid in pids]
+
+
+def _cpu_ticks(pid: int) -> int:
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0])
+
+
+def _capabilities(host: Host, found: _Findings) -> tuple[Capability, ...]:
+    group = f"cgroup {host.tree.version}" if host.tree is not None else ""
+    inside = found.inside
+    unverified = "written for cgroup v2 but not verified on many hosts" if group == "cgroup v2" else ""
+    pinned = inside["affinity"] == list(found.cores) and inside["widened"] in (False, len(found.cores))
+    memory_seen = (found.memory.outcome, found.memory.reason) == ("limit_exceeded", "memory")
+    return (
+        _uid_separation(found),
+        _isolation("files", inside["files"], "mount namespace"),
+        _isolation("net_isolation", inside["net"], "network namespace"),
+        _isolation("seccomp", inside["seccomp"], "seccomp filter"),
+        _isolation("kill_tree", found.nothing_left, "pid namespace"),
+        _limit("cpu_quota", group, inside["share"] < 0.5, "", unverified),
+        _limit("cpuset", group, pinned, "affinity, fixed by seccomp", unverified),
+        _limit("memory", group, memory_seen, "RLIMIT_DATA and a polled sum", unverified),
+        _limit("pids", group, inside["forks"] <= _PIDS, "RLIMIT_NPROC in the user namespace", unverified),
+        _limit("freeze", group, found.is_frozen, "SIGSTOP", unverified),
+        _isolation("disk_total", inside["disk"], "tmpfs size"),
+        _limit("oom_events", group, memory_seen, "", unverified),
+    )
+
+
+def _uid_separation(found: _Findings) -> Capability:
+    if found.has_own_uid:
+        return Capability(name="uid_separation", level="enforced", mechanism="a host uid per environment")
+    return Capability(
+        name="uid_separation",
+        level="best_effort",
+        mechanism="user namespace",
+        reason="on the host all environments have this user's uid",
+        fix="run the launcher as root",
+    )
+
+
+def _isolation(name: str, works: bool, mechanism: str) -> Capability:
+    if works:
+        return Capability(name=name, level="enforced", mechanism=mechanism)
+    return Capability(name=name, level="absent", mechanism="none", reason="the self-test failed")
+
+
+def _limit(name: str, group: str, works: bool, without: str, unverified: str) -> Capability:
+    """Enforced by a cgroup that passed; else by the means `without` one, if there are any that passed."""
+    if group and works:
+        return Capability(name=name, level="enforced", mechanism=group, reason=unverified)
+    if not group and works and without:
+        reason = "no writable cgroup"
+        return Capability(name=name, level="best_effort", mechanism=without, reason=reason, fix=_NEEDS_CGROUP)
+    reason = "the self-test failed" if group else "no writable cgroup"
+    return Capability(name=name, level="absent", mechanism="none", reason=reason, fix=_NEEDS_CGROUP)

@@ -1,0 +1,134 @@
+"""The launcher's unix socket: one manager at a time; a new connection replaces the old one."""
+
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from arl_cpu.executor import Capability, Event, ExecutorState, Report
+
+from .loop import Loop
+from .node import Node
+from .protocol import FrameReader, encode_frame, fence_from, report_to, spec_from, state_to
+
+__all__ = ["Server"]
+
+_READ_BYTES = 1 << 20
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Server:
+    """Frames in, calls on the node; events of the node, frames out."""
+
+    def __init__(self, loop: Loop, node: Node, capabilities: tuple[Capability, ...], driver: str) -> None:
+        self._loop, self._node = loop, node
+        self._capabilities, self._driver = capabilities, driver
+        self._node_epoch = uuid4()
+        self._manager: _Connection | None = None
+        node.on_event = self._publish
+
+    def listen(self, path: Path) -> None:
+        """Raises OSError where the path cannot be used. The socket is of this user alone."""
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen(8)
+        listener.setblocking(False)
+        self._loop.watch(listener.fileno(), lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connected, _ = listener.accept()
+        except OSError:
+            return
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+            connected.close()
+            return
+        if self._manager is not None:
+            self._manager.close()
+        self._manager = _Connection(self._loop, connected, self._serve)
+
+    def _serve(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+        match message["op"]:
+            case "hello":
+                connection.send({"id": message["id"], "state": state_to(self._state())})
+            case "start":
+                self._node.start([spec_from(spec) for spec in message["specs"]])
+            case "kill":
+                self._node.kill([fence_from(fence) for fence in message["fences"]])
+            case "acknowledge":
+                self._node.acknowledge([fence_from(fence) for fence in message["fences"]])
+            case "destroy":
+                identifiers = [UUID(identifier) for identifier in message["environments"]]
+                self._node.destroy(identifiers, lambda: connection.send({"id": message["id"]}))
+
+    def _state(self) -> ExecutorState:
+        return ExecutorState(
+            node_epoch=self._node_epoch,
+            environments=self._node.environments,
+            running=self._node.running,
+            reports=self._node.reports,
+            capabilities=self._capabilities,
+            driver=self._driver,
+        )
+
+    def _publish(self, event: Event) -> None:
+        if self._manager is None:
+            return
+        if isinstance(event, Report):
+            self._manager.send({"report": report_to(event)})
+        else:
+            self._manager.send({"lost": str(event.id), "reason": event.lost_reason})
+
+
+class _Connection:
+    def __init__(self, loop: Loop, connected: socket.socket, serve: Any) -> None:
+        self._loop, self._socket, self._serve = loop, connected, serve
+        self._frames = FrameReader()
+        self._outgoing = bytearray()
+        self._is_open = True
+        connected.setblocking(False)
+        loop.watch(connected.fileno(), self._read)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        if self._is_open:
+            self._outgoing += encode_frame(message)
+            self._write()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                self.close()
+                return
+            for message in self._frames.feed(data):
+                self._serve(self, message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            self.close()
+
+    def _write(self) -> None:
+        try:
+            sent = self._socket.send(self._outgoing)
+            del self._outgoing[:sent]
+        except BlockingIOError:
+            pass  # the rest goes when the manager has read some
+        except OSError:
+            self.close()
+            return
+        self._loop.watch_writable(self._socket.fileno(), self._write if self._outgoing else None)

@@ -1,0 +1,124 @@
+"""The few system calls that the standard library lacks. Each raises OSError as `os` would."""
+
+import ctypes
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+__all__ = [
+    "AARCH64",
+    "CLONE_ALL",
+    "MACHINE",
+    "X86_64",
+    "bind",
+    "bring_loopback_up",
+    "drop_capabilities",
+    "make_readonly",
+    "mount",
+    "open_beneath",
+    "pivot_root",
+    "prctl",
+    "set_hostname",
+    "unmount",
+    "unshare",
+]
+
+X86_64, AARCH64 = "x86_64", "aarch64"
+MACHINE = platform.machine()
+
+CLONE_ALL = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET"""
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+
+_PIVOT_ROOT = {X86_64: 155, AARCH64: 41}
+_CAPSET = {X86_64: 126, AARCH64: 91}
+_OPENAT2, _MOUNT_SETATTR = 437, 442
+_AT_RECURSIVE, _AT_FDCWD, _AT_EMPTY_PATH = 0x8000, -100, 0x1000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_CAPABILITY_VERSION_3 = 0x20080522
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    encoded = (source.encode(), target.encode(), kind.encode() if kind else None)
+    _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind or source} on {target}")
+
+
+def bind(source_fd: int, target: str) -> None:
+    """Show the opened file or directory at `target` too, with what is mounted below it."""
+    mount(f"/proc/self/fd/{source_fd}", target, None, MS_BIND | MS_REC)
+
+
+def make_readonly(target: str, *, devices: bool = False, recursive: bool = True) -> None:
+    """No write, no set-uid and, unless asked for, no device below `target`, in every mount of it."""
+    attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
+    wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    _check(
+        _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), ctypes.c_uint(flags), wanted, len(wanted)),
+        f"mount_setattr {target} (needs Linux 5.12)",
+    )
+
+
+def pivot_root(new_root: str) -> None:
+    """Make `new_root` the root and let go of the old one."""
+    os.chdir(new_root)
+    _check(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
+    unmount(".")
+    os.chdir("/")
+
+
+def unmount(target: str) -> None:
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def set_hostname(name: str) -> None:
+    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char] | bytes, more: object = 0) -> None:
+    first = ctypes.c_ulong(argument) if isinstance(argument, int) else argument
+    second = ctypes.c_ulong(more) if isinstance(more, int) else more
+    _check(_libc.prctl(option, first, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this process, the bounding set included."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for capability in range(last + 1):
+        prctl(PR_CAPBSET_DROP, capability)
+    header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    _check(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
+
+
+def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` below the directory; no symbolic link leads out of it, nor through /proc to this process."""
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    return _check(_libc.syscall(_OPENAT2, directory, os.fsencode(path), how, len(how)), path)
+
+
+def bring_loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
+        flags = struct.unpack("16sH14x", request)[1] | _IFF_UP
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags))
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno), what)
+    return result

@@ -1,0 +1,49 @@
+"""No walls at all: a plain process in a directory of its own. Only by explicit choice, for code you wrote yourself."""
+
+import os
+import signal
+
+from . import syscalls
+from .processes import Process, all_processes, descendants, signal_each
+from .walls import Setup
+
+__all__ = ["UnsafeLocal", "end_strays"]
+
+_MAX_SWEEPS = 100
+
+
+class UnsafeLocal:
+    """Finds what an action started by its ancestors: orphans become the agent's children."""
+
+    def raise_around(self, setup: Setup) -> None:
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        os.chdir(setup.workspace)
+
+    def others(self) -> list[Process]:
+        return descendants(os.getpid())
+
+    def signal_all(self, number: int) -> None:
+        """Repeated until a look finds nobody new: a process may fork while it is being looked for."""
+        signalled: set[Process] = set()
+        for _ in range(_MAX_SWEEPS):
+            fresh = [process for process in self.others() if process not in signalled]
+            if not fresh:
+                return
+            signal_each(fresh, number)
+            signalled.update(fresh)
+
+    def write_area_is_full(self) -> bool:
+        return False
+
+    def write_area_used_bytes(self) -> int:
+        return 0
+
+
+def end_strays(keep: set[int]) -> None:
+    """Kill children of the launcher, a subreaper, that lost their agent, with all below them."""
+    for _ in range(_MAX_SWEEPS):
+        strays = [each for each in all_processes() if each.parent == os.getpid() and each.pid not in keep]
+        if not strays:
+            return
+        for stray in strays:
+            signal_each([stray, *descendants(stray.pid)], signal.SIGKILL)

@@ -1,0 +1,45 @@
+"""What surrounds an agent, seen from inside."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .processes import Process
+
+__all__ = ["Setup", "Walls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What an agent is told before it raises its walls."""
+
+    workspace: str
+    base_prefix: str
+    memory_mib: int
+    disk_mib: int
+    pids: int
+    keeps_processes: bool
+    """A persistent environment: what an action leaves behind stays."""
+    has_cgroup: bool
+    """Where there is none, the agent itself limits, stops and continues processes as well as it can."""
+
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> "Setup":
+        return cls(**message)
+
+
+class Walls(Protocol):
+    def raise_around(self, setup: Setup) -> None:
+        """Shut this process in. Raises OSError where the host does not allow it."""
+        ...
+
+    def others(self) -> list[Process]:
+        """Every living process of the environment but the agent."""
+        ...
+
+    def signal_all(self, number: int) -> None:
+        """Signal every process of the environment but the agent."""
+        ...
+
+    def write_area_is_full(self) -> bool: ...
+
+    def write_area_used_bytes(self) -> int: ...

@@ -1,0 +1,70 @@
+"""An environment's files, moved by its own agent: a race against it can only hit the sandbox."""
+
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+
+from .channel import Channel
+from .syscalls import open_beneath
+
+__all__ = ["FETCH_LIMIT_BYTES", "Workspace"]
+
+FETCH_LIMIT_BYTES = 8 << 20
+
+
+class Workspace:
+    """Paths are relative to the working directory, or absolute below it."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raises ValueError for a path that leads out."""
+        for path in paths:
+            self._relative(path)
+
+    def directory(self, path: str | None) -> str:
+        """Where an action starts: any directory it can see, relative to the working directory."""
+        wanted = posixpath.join(self._root, path or "")
+        if not os.path.isdir(wanted):
+            raise ValueError(f"cwd {path!r} is not a directory of the environment")
+        return wanted
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            relative = self._relative(path)
+            os.makedirs(posixpath.dirname(f"{self._root}/{relative}"), exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+            with os.fdopen(open_beneath(self._directory, relative, flags, 0o644), "wb") as file:
+                file.write(content)
+
+    def send(self, paths: Sequence[str], channel: Channel) -> tuple[list[str], str | None]:
+        """Hand over the wanted files, opened. Returns those that are not there, and a word on the limit."""
+        missing: list[str] = []
+        message = None
+        left = FETCH_LIMIT_BYTES
+        for path in paths:
+            try:
+                file = open_beneath(self._directory, self._relative(path), os.O_RDONLY | os.O_NONBLOCK)
+            except OSError:
+                missing.append(path)
+                continue
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                missing.append(path)
+            elif found.st_size > left:
+                missing.append(path)
+                message = f"fetch is limited to {FETCH_LIMIT_BYTES} bytes in all; {path!r} has {found.st_size}"
+            else:
+                left -= found.st_size
+                channel.send({"op": "file", "path": path, "size": found.st_size}, [file])
+            os.close(file)
+        return missing, message
+
+    def _relative(self, path: str) -> str:
+        relative = posixpath.relpath(posixpath.join(self._root, path), self._root)
+        if relative == "." or relative.startswith("../") or relative == ".." or "\0" in path:
+            raise ValueError(f"path {path!r} is not inside the working directory")
+        return relative

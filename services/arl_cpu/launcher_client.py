@@ -1,0 +1,116 @@
+"""The manager's side of the launcher's socket."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState
+
+from .launcher.protocol import FrameReader, encode_frame, fence_to, report_from, spec_to, state_from
+
+__all__ = ["LauncherClient"]
+
+_CHUNK = 1 << 20
+
+
+class LauncherClient:
+    """An `Executor` whose attempts live in the launcher: they outlive this object and its process."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._connection: _Connection | None = None
+
+    async def connect(self) -> ExecutorState:
+        """Take over the launcher; whoever was connected before is cut off. Call it again after a loss."""
+        await self.close()
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
+        self._connection = _Connection(reader, writer)
+        return state_from((await self._connection.ask({"op": "hello"}))["state"])
+
+    async def start(self, specs: Sequence[ExecSpec]) -> None:
+        await self._open().tell({"op": "start", "specs": [spec_to(spec) for spec in specs]})
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})
+
+    async def destroy(self, environments: Sequence[UUID]) -> None:
+        await self._open().ask({"op": "destroy", "environments": [str(each) for each in environments]})
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        await self._open().tell({"op": "acknowledge", "fences": [fence_to(fence) for fence in fences]})
+
+    async def events(self) -> AsyncIterator[Event]:
+        connection = self._open()
+        while (event := await connection.events.get()) is not None:
+            yield event
+        connection.events.put_nowait(None)
+        raise ConnectionError("the launcher closed the connection")
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    def _open(self) -> "_Connection":
+        if self._connection is None:
+            raise ConnectionError("not connected to the launcher")
+        return self._connection
+
+
+class _Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def tell(self, message: Mapping[str, Any]) -> None:
+        if self._reading.done():
+            raise ConnectionError("the launcher closed the connection")
+        self._writer.write(encode_frame(message))
+        await self._writer.drain()
+
+    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self.tell({**message, "id": number})
+            return await answer
+        finally:
+            self._answers.pop(number, None)
+
+    async def close(self) -> None:
+        self._writer.close()
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        frames = FrameReader()
+        try:
+            while data := await self._reader.read(_CHUNK):
+                for message in frames.feed(data):
+                    self._receive(message)
+        except OSError:
+            pass  # a reset is an end like any other; it is told below
+        finally:
+            self._writer.close()
+            self.events.put_nowait(None)
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(ConnectionError("the launcher closed the connection"))
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"report": report}:
+                self.events.put_nowait(report_from(report))
+            case {"lost": identifier, "reason": reason}:
+                self.events.put_nowait(EnvironmentStatus(id=UUID(identifier), lost_reason=reason))
+            case {"id": number}:
+                answer = self._answers.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)

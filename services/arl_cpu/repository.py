@@ -1,0 +1,318 @@
+"""The statements of the CPU manager. Every edge names this node's epoch and the fence."""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+
+from arl_core.fence import Fence
+from arl_cpu.executor import Report
+from arl_store.tx import ReadTx, WriteTx
+
+__all__ = [
+    "Found",
+    "end_environments",
+    "live_environments",
+    "load",
+    "lose_environments",
+    "poll",
+    "refuse",
+    "register",
+    "settle",
+    "start",
+]
+
+REGISTER = text("""
+    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced)
+    values (:name, 'cpu', :url, :epoch, :driver, cast(:capacity as jsonb), cast(:topology as jsonb),
+            cast(:enforced as jsonb))
+        on conflict (name) do update
+       set url = excluded.url, epoch = excluded.epoch, driver = excluded.driver, capacity = excluded.capacity,
+           topology = excluded.topology, enforced = excluded.enforced, registered_at = now()
+ returning id
+""")
+
+FIRST_BEAT = text("""
+    insert into node_beats (node_id, epoch, last_beat)
+    values (:node_id, :epoch, now())
+        on conflict (node_id) do update
+       set epoch = excluded.epoch, last_beat = now()
+""")
+
+# Under another epoch the environments of the old one are gone with its launcher.
+LOSE_OTHER_EPOCHS = text("""
+    update environments
+       set lost_at = now(), end_reason = 'node_restarted', changed_xid = pg_current_xact_id()
+     where node_id = :node_id
+       and node_epoch <> :epoch
+       and ended_at is null
+       and lost_at is null
+""")
+
+POLL = text("""
+    select (select coalesce(json_agg(g), '[]')::text
+              from (select id, grant_no, state, amounts, environment_id, cancel_requested_at is not null as cancel
+                      from actions
+                     where node_id = :node_id
+                       and node_epoch = :epoch
+                       and state in ('granted', 'running')) as g) as held,
+           (select coalesce(json_agg(e), '[]')::text
+              from (select id, case when delete_requested_at is null then 'idle' else 'deleted' end as reason
+                      from environments
+                     where node_id = :node_id
+                       and node_epoch = :epoch
+                       and ended_at is null
+                       and lost_at is null
+                       and (delete_requested_at is not null
+                            or (last_used_at < now() - make_interval(secs => idle_ttl_s)
+                                and not exists (select from actions
+                                                 where actions.queue_id = environments.queue_id
+                                                   and actions.trajectory = environments.trajectory
+                                                   and state <> 'settled')))) as e) as ending
+""")
+
+LIVE_ENVIRONMENTS = text("""
+    select id, memory_mib, disk_mib
+      from environments
+     where node_id = :node_id
+       and node_epoch = :epoch
+       and ended_at is null
+       and lost_at is null
+""")
+
+_SPEC = "s.environment::text as environment, s.timeout_s, s.payload::text as payload"
+
+# The running edge, the environment's row at its first use, and the spec: one statement, one commit.
+START = text(f"""
+    with started as (
+        update actions as a
+           set state = 'running', started_at = now()
+          from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no)
+         where a.id = g.id
+           and a.grant_no = g.grant_no
+           and a.node_epoch = :epoch
+           and a.state = 'granted'
+     returning a.id, a.grant_no, a.project_id, a.queue_id, a.trajectory, a.environment_id,
+               a.cancel_requested_at is not null as cancel
+    ), made as (
+        insert into environments (id, project_id, queue_id, trajectory, node_id, node_epoch, template, memory_mib,
+                                  disk_mib, pids, idle_ttl_s)
+        select started.environment_id, project_id, queue_id, trajectory, :node_id, :epoch, s.environment ->> 'template',
+               (s.environment ->> 'memory_mib')::int, (s.environment ->> 'disk_mib')::int,
+               (s.environment ->> 'pids')::int, (s.environment ->> 'idle_ttl_s')::int
+          from started
+          join action_specs as s using (id)
+         where started.environment_id is not null
+            on conflict do nothing
+     returning id
+    )
+    select started.id, started.grant_no, started.environment_id, started.cancel, {_SPEC},
+           started.environment_id is null
+           or made.id is not null
+           or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live
+      from started
+      join action_specs as s using (id)
+      left join made on made.id = started.environment_id
+      left join environments as e on e.id = started.environment_id
+""")  # noqa: S608 - constants of this module
+
+LOAD = text(f"""
+    select a.id, a.grant_no, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC},
+           true as environment_live
+      from actions as a
+      join action_specs as s using (id)
+     where a.id = any(cast(:ids as uuid[]))
+       and a.node_epoch = :epoch
+       and a.state = 'running'
+""")  # noqa: S608 - constants of this module
+
+REFUSE = text("""
+    update actions as a
+       set state = 'queued', admitted_xid = pg_current_xact_id()
+      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no)
+     where a.id = g.id
+       and a.grant_no = g.grant_no
+       and a.node_epoch = :epoch
+       and a.state = 'granted'
+""")
+
+# An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
+# client said that the action may run twice and the environment still lives.
+SETTLE = text("""
+    with ours as (
+        select a.id, r.outcome, r.reason, r.run_us,
+               r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
+               and (a.environment_id is null or (a.idempotent and not r.environment_lost)) as retry
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
+                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:environments_lost as boolean[]))
+               as r (id, grant_no, outcome, reason, run_us, environment_lost) using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state in ('granted', 'running')
+         order by a.id
+           for no key update of a
+    )
+    update actions as a
+       set state = case when ours.retry then 'queued' else 'settled' end,
+           outcome = case when ours.retry then null else ours.outcome end,
+           reason = case when ours.retry then null else ours.reason end,
+           failures = a.failures + (ours.outcome = 'infra_error')::int,
+           admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
+           run_us = case when ours.retry then null else ours.run_us end,
+           settled_at = case when ours.retry then null else now() end
+      from ours
+     where a.id = ours.id
+ returning a.id, a.grant_no, a.state, a.environment_id
+""")
+
+INSERT_RESULTS = text("""
+    insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
+                                missing_files, cpu_us, peak_memory_kib, left_behind, message, enforcement)
+    select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
+           array(select json_array_elements_text(missing::json)), cpu_us, peak_memory_kib, left_behind, message,
+           enforcement::jsonb
+      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:exit_codes as int[]), cast(:signals as int[]),
+                  cast(:stdouts as bytea[]), cast(:stderrs as bytea[]), cast(:stdout_bytes as bigint[]),
+                  cast(:stderr_bytes as bigint[]), cast(:files as text[]), cast(:missing as text[]),
+                  cast(:cpu_us as bigint[]), cast(:peaks_kib as bigint[]), cast(:left_behind as int[]),
+                  cast(:messages as text[]), cast(:enforcements as text[]))
+           as r (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files, missing, cpu_us,
+                 peak_memory_kib, left_behind, message, enforcement)
+""")
+
+TOUCH_ENVIRONMENTS = text("""
+    update environments
+       set last_used_at = now()
+     where id in (select id from environments where id = any(cast(:ids as uuid[])) order by id for no key update)
+""")
+
+LOSE_ENVIRONMENTS = text("""
+    update environments
+       set lost_at = now(), end_reason = :reason, changed_xid = pg_current_xact_id()
+     where id = any(cast(:ids as uuid[]))
+       and node_epoch = :epoch
+       and ended_at is null
+       and lost_at is null
+""")
+
+END_ENVIRONMENTS = text("""
+    update environments as e
+       set ended_at = now(), end_reason = d.reason, changed_xid = pg_current_xact_id()
+      from unnest(cast(:ids as uuid[]), cast(:reasons as text[])) as d (id, reason)
+     where e.id = d.id
+       and e.node_epoch = :epoch
+       and e.ended_at is null
+       and e.lost_at is null
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a poll found on this node: held rows, and environments that are to end."""
+
+    held: Sequence[dict[str, Any]]
+    ending: Sequence[tuple[UUID, str]]
+
+
+async def register(tx: WriteTx, node: dict[str, Any]) -> int:
+    """Make this node known under its epoch; what an earlier epoch held is lost."""
+    row = await tx.first(REGISTER, node)
+    if row is None:
+        raise RuntimeError("a node's upsert returned no row")
+    node_id = int(row.id)
+    await tx.execute(FIRST_BEAT, {"node_id": node_id, "epoch": node["epoch"]})
+    await tx.execute(LOSE_OTHER_EPOCHS, {"node_id": node_id, "epoch": node["epoch"]})
+    return node_id
+
+
+async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> Found:
+    row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
+    ending = [(UUID(entry["id"]), str(entry["reason"])) for entry in json.loads(row.ending)]
+    return Found(held=json.loads(row.held), ending=ending)
+
+
+async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row[Any]]:
+    return await tx.fetch(LIVE_ENVIRONMENTS, {"node_id": node_id, "epoch": epoch})
+
+
+async def start(tx: WriteTx, fences: Sequence[Fence], *, node_id: int, epoch: UUID) -> Sequence[Row[Any]]:
+    """The fences that are running now, with their specs. One that does not come back was lost."""
+    return await tx.fetch(START, {**_columns(fences), "node_id": node_id, "epoch": epoch})
+
+
+async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row[Any]]:
+    """Specs of running rows that never reached the executor."""
+    return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
+
+
+async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
+    return await tx.execute(REFUSE, {**_columns(fences), "epoch": epoch})
+
+
+async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> frozenset[Fence]:
+    """Record each outcome once. A fence that does not come back was lost; nothing was written for it."""
+    rows = await tx.fetch(
+        SETTLE,
+        {
+            **_columns([report.fence for report in reports]),
+            "outcomes": [report.outcome for report in reports],
+            "reasons": [report.reason for report in reports],
+            "run_us": [report.run_us for report in reports],
+            "environments_lost": [report.environment_lost for report in reports],
+            "epoch": epoch,
+        },
+    )
+    settled = {Fence(row.id, row.grant_no) for row in rows if row.state == "settled"}
+    if settled:
+        await tx.execute(INSERT_RESULTS, _results([report for report in reports if report.fence in settled]))
+    used = sorted({row.environment_id for row in rows if row.environment_id is not None})
+    if used:
+        await tx.execute(TOUCH_ENVIRONMENTS, {"ids": used})
+    lost_fences = {report.fence for report in reports if report.environment_lost}
+    lost = [row.environment_id for row in rows if row.environment_id and Fence(row.id, row.grant_no) in lost_fences]
+    if lost:
+        await lose_environments(tx, lost, reason="agent_lost", epoch=epoch)
+    return frozenset(Fence(row.id, row.grant_no) for row in rows)
+
+
+async def lose_environments(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:
+    return await tx.execute(LOSE_ENVIRONMENTS, {"ids": sorted(ids), "reason": reason, "epoch": epoch})
+
+
+async def end_environments(tx: WriteTx, ended: Iterable[tuple[UUID, str]], *, epoch: UUID) -> int:
+    ordered = sorted(ended)
+    return await tx.execute(
+        END_ENVIRONMENTS,
+        {"ids": [entry[0] for entry in ordered], "reasons": [entry[1] for entry in ordered], "epoch": epoch},
+    )
+
+
+def _columns(fences: Sequence[Fence]) -> dict[str, Any]:
+    return {"ids": [fence.action_id for fence in fences], "grant_nos": [fence.grant_no for fence in fences]}
+
+
+def _results(reports: Sequence[Report]) -> dict[str, Any]:
+    return {
+        **_columns([report.fence for report in reports]),
+        "exit_codes": [report.exit_code for report in reports],
+        "signals": [report.signal for report in reports],
+        "stdouts": [report.stdout.kept for report in reports],
+        "stderrs": [report.stderr.kept for report in reports],
+        "stdout_bytes": [report.stdout.total_bytes for report in reports],
+        "stderr_bytes": [report.stderr.total_bytes for report in reports],
+        "files": [_json_of_files(report) for report in reports],
+        "missing": [json.dumps(report.missing_files) for report in reports],
+        "cpu_us": [report.cpu_us for report in reports],
+        "peaks_kib": [report.peak_memory_kib for report in reports],
+        "left_behind": [report.left_behind for report in reports],
+        "messages": [report.message for report in reports],
+        "enforcements": [json.dumps(dict(report.enforcement)) for report in reports],
+    }
+
+
+def _json_of_files(report: Report) -> str:
+    return json.dumps({path: b64encode(content).decode() for path, content in report.files.items()})

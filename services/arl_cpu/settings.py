@@ -1,0 +1,34 @@
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from arl_kit.settings import ServiceSettings
+
+__all__ = ["CpuSettings"]
+
+
+class CpuSettings(ServiceSettings):
+    scheduler_url: str = Field(description="Where to hint freed amounts; the scheduler's poll is the truth")
+    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)
+    advertise_url: str | None = Field(default=None, description="How the scheduler reaches this manager")
+    driver: Literal["namespaces", "unsafe-local", "simulated"] = "namespaces"
+    launcher_socket: Path | None = Field(default=None, description="Where the launcher listens; not for `simulated`")
+    cpu_cores: int | None = Field(default=None, ge=1, le=4096, description="Offer this many cores instead of all")
+    cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
+    memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
+    node_ttl_s: float = Field(default=10.0, gt=0)
+    beat_s: float = Field(default=2.0, gt=0)
+    poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
+    poll_idle_s: float = Field(default=8.0, gt=0)
+
+    @model_validator(mode="after")
+    def _has_launcher(self) -> "CpuSettings":
+        if self.driver != "simulated" and self.launcher_socket is None:
+            raise ValueError("TANGRAM_LAUNCHER_SOCKET is needed unless TANGRAM_DRIVER is `simulated`")
+        return self
+
+    @property
+    def url(self) -> str:
+        return self.advertise_url or f"http://{self.host}:{self.port}"

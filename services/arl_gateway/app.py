@@ -1,0 +1,56 @@
+"""The gateway: the public API, and the only service that clients see."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from arl_gateway.auth import Keys
+from arl_gateway.routes import admin, router
+from arl_gateway.service import Actions
+from arl_gateway.settings import GatewaySettings
+from arl_gateway.waiters import Waiters
+from arl_kit.app import create_app
+from arl_kit.peers import Peers
+from arl_store.tx import open_store
+from arl_store.wake import Listener
+
+__all__ = ["build"]
+
+
+def build(settings: GatewaySettings) -> FastAPI:
+    url = settings.database_url.get_secret_value()
+    store = open_store(url, name="gateway", pool_size=settings.pool_size)
+    peers = Peers(settings.service_token.get_secret_value())
+    waiters = Waiters(store, poll_s=settings.wait_poll_s)
+    listener = Listener(url, name="gateway", on_wake=waiters.wake)
+    actions = Actions(store, peers, waiters, admission_url=settings.admission_url)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.actions = actions
+        app.state.keys = Keys(store, cache_s=settings.key_cache_s)
+        await peers.start()
+        await listener.start()
+        waiters.start()
+        yield
+        await actions.drain()
+        await waiters.stop()
+        await listener.stop()
+        await peers.stop()
+        await store.close()
+
+    async def ready() -> str | None:
+        await store.ping()
+        return None
+
+    app = create_app(
+        title="ARL-Tangram",
+        lifespan=lifespan,
+        ready=ready,
+        max_body_bytes=settings.max_body_mib << 20,
+        public=True,
+    )
+    app.include_router(router)
+    app.include_router(admin)
+    return app

@@ -1,0 +1,191 @@
+"""The public API. A route parses, calls and returns."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from arl_core.states import State
+from arl_gateway.auth import Caller
+from arl_gateway.service import Actions
+from arl_kit.app import documented
+from arl_kit.telemetry import current_traceparent
+from arl_wire.actions import (
+    Action,
+    ActionPage,
+    BatchAccepted,
+    Name,
+    SubmitAction,
+    SubmitBatch,
+    WaitRequest,
+    WaitResponse,
+)
+from arl_wire.errors import (
+    BadRequest,
+    DemandImpossible,
+    Forbidden,
+    IdempotencyKeyReused,
+    Internal,
+    NotFound,
+    RequirementNotEnforced,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    ValidationFailed,
+)
+from arl_wire.nodes import NodeList
+
+__all__ = ["admin", "router"]
+
+ANY = (Unauthenticated, Forbidden, ValidationFailed, Internal, Unavailable)
+SUBMIT = (BadRequest, TooLarge, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
+
+
+async def _caller(
+    request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
+) -> Caller:
+    caller: Caller = await request.app.state.keys.caller(authorization)
+    return caller
+
+
+async def _writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    caller.must("actions:write")
+    return caller
+
+
+async def _admin(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    caller.must("admin:read")
+    return caller
+
+
+def _actions(request: Request) -> Actions:
+    actions: Actions = request.app.state.actions
+    return actions
+
+
+Writer = Annotated[Caller, Depends(_writer)]
+Admin = Annotated[Caller, Depends(_admin)]
+Service = Annotated[Actions, Depends(_actions)]
+Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait for the outcome")]
+Key = Annotated[str | None, Header(alias="Idempotency-Key", description="Makes a repeated request harmless for 24 h")]
+TraceState = Annotated[str | None, Header(include_in_schema=False)]
+
+router = APIRouter(prefix="/v1", tags=["actions"])
+admin = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+@router.post(
+    "/actions",
+    operation_id="submit_action",
+    status_code=202,
+    response_model_exclude_none=True,
+    responses={200: {"model": Action, "description": "Settled while waiting"}, **documented(*ANY, *SUBMIT)},
+)
+async def submit_action(
+    body: SubmitAction,
+    caller: Writer,
+    actions: Service,
+    response: Response,
+    wait: Wait = 0,
+    idempotency_key: Key = None,
+    tracestate: TraceState = None,
+) -> Action:
+    """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
+    id = await actions.submit(
+        body, caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate
+    )
+    action = await actions.get(id, caller, wait_s=wait)
+    response.headers["location"] = f"/v1/actions/{id}"
+    response.status_code = 200 if action.state is State.SETTLED else 202
+    return action
+
+
+@router.post(
+    "/actions:batch",
+    operation_id="submit_actions",
+    status_code=202,
+    response_model_exclude_none=True,
+    responses=documented(*ANY, BadRequest, TooLarge),
+)
+async def submit_actions(
+    body: SubmitBatch, caller: Writer, actions: Service, idempotency_key: Key = None, tracestate: TraceState = None
+) -> BatchAccepted:
+    """Accept up to 1000 actions; each has its own answer."""
+    return await actions.submit_batch(
+        body.actions, caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate
+    )
+
+
+@router.post(
+    "/actions:wait",
+    operation_id="wait_for_actions",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, TooLarge),
+)
+async def wait_for_actions(body: WaitRequest, caller: Writer, actions: Service) -> WaitResponse:
+    """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
+    return await actions.wait(body, caller)
+
+
+@router.get(
+    "/actions/{id}",
+    operation_id="get_action",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, NotFound),
+)
+async def get_action(id: UUID, caller: Writer, actions: Service, wait: Wait = 0) -> Action:
+    """One action, with its result once it is settled."""
+    return await actions.get(id, caller, wait_s=wait)
+
+
+@router.get(
+    "/actions",
+    operation_id="list_actions",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, BadRequest),
+)
+async def list_actions(
+    caller: Writer,
+    actions: Service,
+    task: Name | None = None,
+    trajectory: Name | None = None,
+    state: State | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> ActionPage:
+    """Newest first, without results."""
+    return await actions.list(caller, task=task, trajectory=trajectory, state=state, cursor=cursor, limit=limit)
+
+
+@router.delete(
+    "/actions/{id}",
+    operation_id="cancel_action",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, NotFound),
+)
+async def cancel_action(id: UUID, caller: Writer, actions: Service) -> Action:
+    """Ask for an action's end. A settled one is answered as it is."""
+    return await actions.cancel(id, caller)
+
+
+@router.delete(
+    "/trajectories/{trajectory}",
+    operation_id="end_trajectory",
+    status_code=204,
+    tags=["trajectories"],
+    responses=documented(*ANY, NotFound),
+)
+async def end_trajectory(
+    trajectory: Name,
+    task: Annotated[Name, Query(description="The task it belongs to")],
+    caller: Writer,
+    actions: Service,
+) -> None:
+    """Cancel what is left of a trajectory and end its environment; its name is free again afterwards."""
+    await actions.end_trajectory(task, trajectory, caller)
+
+
+@admin.get("/nodes", operation_id="list_nodes", responses=documented(*ANY))
+async def list_nodes(caller: Admin, actions: Service) -> NodeList:
+    """Nodes with what they have, whether they live, and what they enforce."""
+    return await actions.nodes()

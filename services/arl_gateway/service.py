@@ -1,0 +1,233 @@
+"""What the routes do: submit through admission, read rows, wait without a query per waiter."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from uuid import UUID
+
+from arl_gateway import repository
+from arl_gateway.auth import Caller
+from arl_gateway.views import action_of, node_of
+from arl_gateway.waiters import Waiters
+from arl_kit.batcher import Batcher
+from arl_kit.peers import Peers
+from arl_store.tx import Store
+from arl_wire.actions import Action, ActionPage, BatchAccepted, BatchItem, SubmitAction, WaitRequest, WaitResponse
+from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from
+from arl_wire.internal import (
+    AdmitAnswer,
+    AdmitItem,
+    AdmitRequest,
+    AdmitResponse,
+    CancelWish,
+    EndTrajectoryWish,
+    WishAnswer,
+)
+from arl_wire.nodes import NodeList
+
+__all__ = ["Actions"]
+
+MAX_KEY = 255
+NODE_TTL_S = 10.0
+
+
+class Actions:
+    def __init__(self, store: Store, peers: Peers, waiters: Waiters, *, admission_url: str) -> None:
+        self._store = store
+        self._peers = peers
+        self._waiters = waiters
+        self._admission_url = admission_url
+        self._submits: Batcher[AdmitItem, UUID] = Batcher(self._admit, max_batch=500)
+        self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(self._read_many, max_batch=500)
+
+    async def submit(
+        self, action: SubmitAction, caller: Caller, *, key: str | None, traceparent: str | None, tracestate: str | None
+    ) -> UUID:
+        """The id, once the action is durable."""
+        item, weight = _item(action, caller, _checked_key(key), traceparent, tracestate)
+        return await self._submits.submit(item, weight=weight)
+
+    async def submit_batch(
+        self,
+        actions: Sequence[SubmitAction],
+        caller: Caller,
+        *,
+        key: str | None,
+        traceparent: str | None,
+        tracestate: str | None,
+    ) -> BatchAccepted:
+        """A batch's key names its items by their index."""
+        checked = _checked_key(key)
+        futures = []
+        for index, action in enumerate(actions):
+            item_key = f"{checked}:{index}" if checked is not None else None
+            item, weight = _item(action, caller, item_key, traceparent, tracestate)
+            futures.append(self._submits.enqueue(item, weight=weight))
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        return BatchAccepted(items=[_batch_item(answer) for answer in answers])
+
+    async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0) -> Action:
+        """The action as it is once it settled or `wait_s` have passed."""
+        if wait_s <= 0:
+            return await self._read(id, caller)
+        async with self._waiters.registered([id]) as settled:
+            action = await self._read(id, caller)
+            if action.settled_at is not None:
+                return action
+            if await _within(settled, wait_s):
+                return await self._read(id, caller)
+            return action if wait_s < 1 else await self._read(id, caller)
+
+    async def wait(self, request: WaitRequest, caller: Caller) -> WaitResponse:
+        ids = list(dict.fromkeys(request.ids))
+        ends_at = time.monotonic() + request.timeout_s
+        while True:
+            async with self._waiters.registered(ids) as event:
+                answer = await self._state_of(ids, caller)
+                enough = answer.settled if request.until == "any" else not answer.pending
+                if enough or not answer.pending or time.monotonic() >= ends_at:
+                    return answer
+                await _within(event, ends_at - time.monotonic())
+
+    async def list(
+        self,
+        caller: Caller,
+        *,
+        task: str | None,
+        trajectory: str | None,
+        state: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> ActionPage:
+        async with self._store.read() as tx:
+            rows = await repository.list_actions(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=state,
+                before=_cursor(cursor),
+                limit=limit + 1,
+            )
+        items = [action_of(row, None) for row in rows[:limit]]
+        return ActionPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
+
+    async def cancel(self, id: UUID, caller: Caller) -> Action:
+        """Record the wish. A result that came first stays, and is what this answers."""
+        action = await self._read(id, caller)
+        if action.settled_at is not None:
+            return action
+        body = CancelWish(project_id=caller.project_id, ids=[id])
+        await self._peers.call(f"{self._admission_url}/internal/cancel", body)
+        return await self._read(id, caller)
+
+    async def end_trajectory(self, task: str, trajectory: str, caller: Caller) -> None:
+        body = EndTrajectoryWish(project_id=caller.project_id, task=task, trajectory=trajectory)
+        content = await self._peers.call(f"{self._admission_url}/internal/end-trajectory", body)
+        if WishAnswer.model_validate_json(content).count == 0:
+            page = await self.list(caller, task=task, trajectory=trajectory, state=None, cursor=None, limit=1)
+            if not page.items:
+                raise NotFound(f"task {task!r} has no trajectory {trajectory!r}")
+
+    async def nodes(self) -> NodeList:
+        async with self._store.read() as tx:
+            rows = await repository.list_nodes(tx, ttl_s=NODE_TTL_S)
+        return NodeList(items=[node_of(row) for row in rows])
+
+    async def drain(self) -> None:
+        await self._submits.drain()
+
+    async def _read(self, id: UUID, caller: Caller) -> Action:
+        action = await self._reads.submit((caller.project_id, id))
+        if action is None:
+            raise NotFound(f"there is no action {id}")
+        return action
+
+    async def _state_of(self, ids: Sequence[UUID], caller: Caller) -> WaitResponse:
+        found = {
+            action.id: action
+            for action in await asyncio.gather(*(self._reads.submit((caller.project_id, id)) for id in ids))
+            if action is not None
+        }
+        return WaitResponse(
+            settled=[found[id] for id in ids if id in found and found[id].settled_at is not None],
+            pending=[id for id in ids if id in found and found[id].settled_at is None],
+            unknown=[id for id in ids if id not in found],
+        )
+
+    async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | None | Exception]:
+        """Two queries for everybody who reads now: the rows, then the results of the settled ones."""
+        found: dict[tuple[int, UUID], Action] = {}
+        async with self._store.read() as tx:
+            for project_id in sorted({project for project, _ in wanted}):
+                ids = sorted({id for project, id in wanted if project == project_id})
+                rows = await repository.actions_by_id(tx, ids, project_id=project_id)
+                settled = [row.id for row in rows if row.settled_at is not None]
+                results = {row.id: row for row in await repository.results_by_id(tx, settled)} if settled else {}
+                found |= {(project_id, row.id): action_of(row, results.get(row.id)) for row in rows}
+        return [found.get(key) for key in wanted]
+
+    async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[UUID | Exception]:
+        content = await self._peers.call(f"{self._admission_url}/internal/admit", AdmitRequest(items=list(items)))
+        answers = AdmitResponse.model_validate_json(content).items
+        return [_answer(answer) for answer in answers]
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _item(
+    action: SubmitAction, caller: Caller, key: str | None, traceparent: str | None, tracestate: str | None
+) -> tuple[AdmitItem, int]:
+    body = action.model_dump_json()
+    item = AdmitItem(
+        project_id=caller.project_id,
+        action=action,
+        key=key,
+        body_hash=sha256(body.encode()).hexdigest() if key is not None else None,
+        traceparent=traceparent,
+        tracestate=tracestate,
+    )
+    return item, len(body)
+
+
+def _checked_key(key: str | None) -> str | None:
+    if key is None:
+        return None
+    if not key or len(key) > MAX_KEY - 5 or not key.isprintable():
+        message = f"must be 1 to {MAX_KEY - 5} printable characters"
+        raise BadRequest(
+            f"Idempotency-Key {message}", errors=[FieldError(field="header.Idempotency-Key", message=message)]
+        )
+    return key
+
+
+def _cursor(cursor: str | None) -> UUID | None:
+    try:
+        return UUID(cursor) if cursor is not None else None
+    except ValueError:
+        message = "is not a cursor of this list; take it from next_cursor"
+        raise BadRequest(
+            f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
+        ) from None
+
+
+def _answer(answer: AdmitAnswer) -> UUID | Exception:
+    if answer.problem is not None:
+        return error_from(answer.problem)
+    return answer.id or TangramError("admission answered neither id nor problem")
+
+
+def _batch_item(answer: UUID | BaseException) -> BatchItem:
+    if isinstance(answer, UUID):
+        return BatchItem(id=answer)
+    if isinstance(answer, TangramError):
+        return BatchItem(problem=answer.problem())
+    raise answer

@@ -1,0 +1,12 @@
+from pydantic import Field
+
+from arl_kit.settings import ServiceSettings
+
+__all__ = ["GatewaySettings"]
+
+
+class GatewaySettings(ServiceSettings):
+    admission_url: str
+    key_cache_s: float = Field(default=10.0, ge=0, description="How long a revoked key may still be taken")
+    max_body_mib: int = Field(default=64, ge=1, le=1024)
+    wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)

@@ -1,0 +1,99 @@
+"""From rows to what clients see."""
+
+import json
+from base64 import b64encode
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row
+
+from arl_core.states import State
+from arl_wire.actions import Action, ActionResult, OutputStream, Times
+from arl_wire.nodes import Enforced, Node
+
+__all__ = ["action_of", "node_of"]
+
+
+def action_of(row: Row[Any], result: Row[Any] | None) -> Action:
+    return Action(
+        id=row.id,
+        task=row.task,
+        trajectory=row.trajectory,
+        kind=row.kind,
+        state=row.state,
+        outcome=row.outcome,
+        reason=row.reason,
+        message=result.message if result is not None else None,
+        grant_no=row.grant_no,
+        failures=row.failures,
+        node=row.node,
+        amounts=row.amounts,
+        cancel_requested=row.cancel_requested_at is not None,
+        created_at=row.created_at,
+        deadline_at=row.deadline_at,
+        granted_at=row.granted_at,
+        started_at=row.started_at,
+        settled_at=row.settled_at,
+        times=_times(row),
+        labels=row.labels,
+        result=_result(result) if result is not None else None,
+    )
+
+
+def node_of(row: Row[Any]) -> Node:
+    return Node(
+        name=row.name,
+        kind=row.kind,
+        driver=row.driver,
+        epoch=row.epoch,
+        capacity=json.loads(row.capacity),
+        registered_at=row.registered_at,
+        last_beat_at=row.last_beat,
+        alive=row.alive,
+        cordoned=row.cordoned,
+        running=row.running,
+        environments=row.environments,
+        enforced=[Enforced(**entry) for entry in json.loads(row.enforced)],
+    )
+
+
+def _times(row: Row[Any]) -> Times:
+    """queue is up to the last grant, run the manager's monotonic interval, overhead what remains of the whole."""
+    if row.granted_at is None:
+        waited = _seconds(row.created_at, row.settled_at) if row.state == State.SETTLED else None
+        return Times(queue_s=waited, run_s=0.0 if waited is not None else None, overhead_s=waited and 0.0, act_s=waited)
+    queue_s = _seconds(row.created_at, row.granted_at)
+    if row.settled_at is None:
+        return Times(queue_s=queue_s)
+    act_s = _seconds(row.created_at, row.settled_at)
+    run_s = (row.run_us or 0) / 1e6
+    return Times(queue_s=queue_s, run_s=run_s, overhead_s=max(0.0, round(act_s - queue_s - run_s, 6)), act_s=act_s)
+
+
+def _seconds(start: datetime, end: datetime) -> float:
+    return round((end - start).total_seconds(), 6)
+
+
+def _result(row: Row[Any]) -> ActionResult:
+    return ActionResult(
+        grant_no=row.grant_no,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        stdout=_stream(row.stdout, row.stdout_bytes),
+        stderr=_stream(row.stderr, row.stderr_bytes),
+        files=json.loads(row.files),
+        missing_files=row.missing_files,
+        cpu_s=row.cpu_us / 1e6,
+        peak_memory_mib=round(row.peak_memory_kib / 1024, 3),
+        left_behind=row.left_behind,
+        enforcement=json.loads(row.enforcement),
+    )
+
+
+def _stream(kept: bytes, total: int) -> OutputStream:
+    truncated = total > len(kept)
+    try:
+        return OutputStream(text=kept.decode(), total_bytes=total, truncated=truncated)
+    except UnicodeDecodeError:
+        text = kept.decode(errors="backslashreplace")
+        return OutputStream(text=text, base64=b64encode(kept).decode(), total_bytes=total, truncated=truncated)

@@ -1,0 +1,8 @@
+from arl_kit.app import serve
+from arl_kit.settings import load
+from arl_scheduler.app import build
+from arl_scheduler.settings import SchedulerSettings
+
+if __name__ == "__main__":
+    settings = load(SchedulerSettings)
+    serve(build(settings), settings, name="scheduler")

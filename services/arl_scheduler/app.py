@@ -1,0 +1,46 @@
+"""The scheduler: one leader per cell decides, standbys wait."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from arl_kit.app import called_by, create_app
+from arl_kit.peers import Peers
+from arl_scheduler.rounds import Rounds
+from arl_scheduler.routes import router
+from arl_scheduler.settings import SchedulerSettings
+from arl_store.tx import open_store
+from arl_store.wake import Notifier
+
+__all__ = ["build"]
+
+MAX_BODY = 64 << 20
+
+
+def build(settings: SchedulerSettings) -> FastAPI:
+    url = settings.database_url.get_secret_value()
+    store = open_store(url, name="scheduler", pool_size=settings.pool_size)
+    peers = Peers(settings.service_token.get_secret_value())
+    notifier = Notifier(url, name="scheduler")
+    rounds = Rounds(store, peers, notifier, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.rounds = rounds
+        await peers.start()
+        await notifier.start()
+        rounds.start()
+        yield
+        await rounds.stop()
+        await notifier.stop()
+        await peers.stop()
+        await store.close()
+
+    async def ready() -> str | None:
+        await store.ping()
+        return None
+
+    app = create_app(title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY)
+    app.include_router(router, dependencies=[called_by(settings, "admission", "cpu")])
+    return app

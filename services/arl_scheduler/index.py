@@ -1,0 +1,317 @@
+"""The leader's memory of what waits, what is held, and where environments live.
+
+Rebuilt from Postgres by one poll; between polls hints keep it fresh. Rows win: what this index
+believes and a poll contradicts is corrected by that poll.
+"""
+
+import heapq
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from uuid import UUID, uuid4
+
+from arl_core.fence import Fence
+from arl_core.ledger import Ledger
+from arl_core.model import (
+    ENVIRONMENT_RESOURCES,
+    ActionClass,
+    Amounts,
+    Environment,
+    Grant,
+    Pool,
+    Running,
+    Shape,
+    Waiting,
+)
+from arl_core.plan import Snapshot
+from arl_core.waiting import WaitingIndex
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of
+from arl_wire.internal import QueuedAction
+
+__all__ = ["Index", "Name"]
+
+Name = tuple[int, str]
+"""Queue and trajectory: what a persistent environment is called."""
+
+
+@dataclass(slots=True)
+class _Home:
+    """A persistent environment, from the first action that wants it until its end."""
+
+    name: Name
+    id: UUID
+    node: int | None = None
+    known: bool = False
+    """Postgres has a row of it."""
+    gone: bool = False
+    deleted: bool = False
+    busy: UUID | None = None
+    """Its granted or running action; at first one at a time."""
+    line: list[UUID] = field(default_factory=list)
+    """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
+    offered: tuple[UUID, UUID, int | None] | None = None
+    """The candidate, with the environment and node it was offered for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    fence: Fence
+    cls: ActionClass | None
+    node: int
+    amounts: Amounts
+    home: Name | None
+    granted: float
+    started: float | None
+
+
+class Index:
+    def __init__(self) -> None:
+        self.mark = 0
+        self.nodes: dict[int, NodeRow] = {}
+        self._ledger = Ledger()
+        self._waiting = WaitingIndex()
+        self._queued: dict[UUID, Waiting] = {}
+        self._home_of: dict[UUID, Name] = {}
+        self._homes: dict[Name, _Home] = {}
+        self._holds: dict[UUID, _Hold] = {}
+        self._classes: dict[int, ActionClass] = {}
+        self._deadlines: list[tuple[float, UUID]] = []
+        self._freed_since_poll: set[Fence] = set()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queued)
+
+    @property
+    def held(self) -> int:
+        return len(self._holds)
+
+    def admit(self, rows: Iterable[QueuedAction]) -> None:
+        """Take queued rows in. Rows already known, or held under this or a later grant, are nothing new."""
+        for row in rows:
+            hold = self._holds.get(row.id)
+            if hold is not None and hold.fence.grant_no > row.grant_no:
+                continue
+            if hold is not None:
+                self._release(row.id)
+            if row.id not in self._queued:
+                self._queue(row)
+
+    def granted(self, grants: Iterable[Grant], *, now: float) -> None:
+        """These grants are committed."""
+        for grant in grants:
+            action = self._queued[grant.fence.action_id]
+            name = self._home_of.get(grant.fence.action_id)
+            self._forget_queued(grant.fence.action_id)
+            self._hold(_Hold(grant.fence, action.cls, grant.node, grant.amounts, name, now, None))
+
+    def refused(self, ids: Iterable[UUID]) -> None:
+        """Postgres did not take these: they are not queued any more, or about to be settled."""
+        for action_id in ids:
+            self._forget_queued(action_id)
+
+    def freed(self, fences: Iterable[Fence]) -> None:
+        """These attempts are over. Amounts count once, however often this is said."""
+        for fence in fences:
+            self._freed_since_poll.add(fence)
+            hold = self._holds.get(fence.action_id)
+            if hold is not None and hold.fence == fence:
+                self._release(fence.action_id)
+
+    def poll_begins(self) -> None:
+        self._freed_since_poll.clear()
+
+    def reconcile(self, poll: PollResult) -> None:
+        """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
+        self.mark = poll.mark
+        self.nodes = {node.id: node for node in poll.nodes}
+        for node in poll.nodes:
+            self._ledger.set_capacity(node.id, node.capacity)
+        for environment in poll.environments:
+            self._learn_environment(environment)
+        self.admit(poll.queued)
+        held = {row.fence: row for row in poll.held}
+        for action_id, hold in list(self._holds.items()):
+            if hold.fence not in held:
+                self._release(action_id)
+        for fence, row in held.items():
+            known = self._holds.get(fence.action_id)
+            if (known is None or known.fence != fence) and fence not in self._freed_since_poll:
+                self._adopt(row)
+
+    def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
+        """What a round may look at; the queues are the index's own and stay as they are during the round."""
+        homes = Counter(home.node for home in self._homes.values() if not home.gone)
+        return Snapshot(
+            now=now,
+            queues=tuple(self._waiting.queues()),
+            running=tuple(_running(hold) for hold in self._holds.values()),
+            pools=tuple(
+                self._pool(
+                    node, alive=now - max(node.last_sign, watching_since) <= silent_after_s, homes=homes[node.id]
+                )
+                for node in self.nodes.values()
+            ),
+        )
+
+    def is_live(self, environment: UUID | None, name: Name | None) -> bool:
+        """False only for an environment that is known to be gone."""
+        home = self._homes.get(name) if name is not None else None
+        return not (home is not None and home.id == environment and home.gone)
+
+    def has_environments(self, node: int) -> bool:
+        return any(home.node == node and home.known and not home.gone for home in self._homes.values())
+
+    def overdue(self, now: float) -> list[UUID]:
+        """Queued actions whose deadline has passed, taken off the list of deadlines."""
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, action_id = heapq.heappop(self._deadlines)
+            if action_id in self._queued:
+                due.append(action_id)
+        return due
+
+    def next_deadline(self) -> float | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def stranded(self) -> list[UUID]:
+        """Queued actions whose environment is a tombstone: they would run in another, empty one."""
+        return [
+            action_id
+            for home in self._homes.values()
+            if home.gone and not home.deleted and home.busy is None
+            for action_id in home.line
+        ]
+
+    def _queue(self, row: QueuedAction) -> None:
+        name = (row.queue_id, row.trajectory) if row.environment["scope"] == "trajectory" and row.trajectory else None
+        action = Waiting(
+            id=row.id,
+            cls=self._classes.setdefault(row.class_key, class_of(row)),
+            task=row.queue_id,
+            submitted=row.submitted,
+            grant_no=row.grant_no,
+            priority=row.priority,
+            deadline=row.deadline,
+        )
+        self._queued[row.id] = action
+        if row.deadline is not None:
+            heapq.heappush(self._deadlines, (row.deadline, row.id))
+        if name is None:
+            self._waiting.add(action)
+            return
+        self._home_of[row.id] = name
+        home = self._homes.setdefault(name, _Home(name, row.environment_id or uuid4()))
+        insort(home.line, row.id)
+        self._promote(home)
+
+    def _promote(self, home: _Home) -> None:
+        """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
+        if home.gone and home.deleted and home.busy is None:
+            home.id, home.node, home.known, home.gone, home.deleted = uuid4(), None, False, False, False
+        free = home.busy is None and not home.gone and not home.deleted
+        offer = (home.line[0], home.id, home.node) if home.line and free else None
+        if offer != home.offered:
+            if home.offered is not None:
+                self._waiting.discard(home.offered[0])
+            if offer is not None:
+                environment = Environment(id=home.id, node=home.node)
+                self._waiting.add(replace(self._queued[offer[0]], environment=environment))
+            home.offered = offer
+        if not home.line and home.busy is None and not home.known:
+            self._ledger.release(home.id)
+            self._homes.pop(home.name, None)
+
+    def _forget_queued(self, action_id: UUID) -> None:
+        self._queued.pop(action_id, None)
+        self._waiting.discard(action_id)
+        name = self._home_of.pop(action_id, None)
+        if name is None or name not in self._homes:
+            return
+        home = self._homes[name]
+        home.line = [other for other in home.line if other != action_id]
+        if home.offered is not None and home.offered[0] == action_id:
+            home.offered = None
+        self._promote(home)
+
+    def _hold(self, hold: _Hold) -> None:
+        action_id = hold.fence.action_id
+        self._holds[action_id] = hold
+        if hold.home is None:
+            self._ledger.take(action_id, hold.node, hold.amounts)
+            return
+        self._ledger.take(action_id, hold.node, _split(hold.amounts, environment=False))
+        home = self._homes[hold.home]
+        if home.node is None:
+            home.node = hold.node
+            self._ledger.take(home.id, hold.node, _split(hold.amounts, environment=True))
+        home.busy = action_id
+        self._promote(home)
+
+    def _release(self, action_id: UUID) -> None:
+        hold = self._holds.pop(action_id)
+        self._ledger.release(action_id)
+        home = self._homes.get(hold.home) if hold.home is not None else None
+        if home is None or home.busy != action_id:
+            return
+        home.busy = None
+        self._promote(home)
+
+    def _adopt(self, row: Held) -> None:
+        """A hold that this leader did not make: an earlier leader's."""
+        if row.fence.action_id in self._holds:
+            self._release(row.fence.action_id)
+        self._forget_queued(row.fence.action_id)
+        name = (row.queue_id, row.trajectory) if row.environment is not None and row.trajectory is not None else None
+        if name is not None and row.environment is not None:
+            self._homes.setdefault(name, _Home(name, row.environment))
+        cls = self._classes.get(row.class_key)
+        self._hold(_Hold(row.fence, cls, row.node, row.amounts, name, row.granted, row.started))
+
+    def _learn_environment(self, row: EnvironmentRow) -> None:
+        name = (row.queue_id, row.trajectory)
+        home = self._homes.get(name)
+        if home is None and row.gone and row.deleted:
+            return
+        if home is None:
+            home = self._homes.setdefault(name, _Home(name, row.id))
+        if home.id != row.id:
+            if home.known or home.busy is not None or (row.gone and row.deleted):
+                return
+            self._ledger.release(home.id)
+            home.id = row.id
+        home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
+        if row.gone:
+            self._ledger.release(home.id)
+        else:
+            self._ledger.take(home.id, row.node, {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib})
+        if row.gone and row.deleted:
+            home.known = False
+        self._promote(home)
+
+    def _pool(self, node: NodeRow, *, alive: bool, homes: int) -> Pool:
+        return Pool(
+            node=node.id,
+            kind=node.kind,
+            shape=Shape.DIVISIBLE,
+            capacity=node.capacity,
+            free=self._ledger.free(node.id),
+            accepting=alive and not node.closed,
+            environments=homes,
+        )
+
+
+def _running(hold: _Hold) -> Running:
+    return Running(
+        fence=hold.fence,
+        cls=hold.cls,
+        node=hold.node,
+        amounts=hold.amounts,
+        granted=hold.granted,
+        started=hold.started,
+    )
+
+
+def _split(amounts: Amounts, *, environment: bool) -> dict[str, int]:
+    return {name: amount for name, amount in amounts.items() if (name in ENVIRONMENT_RESOURCES) == environment}

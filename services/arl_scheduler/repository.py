@@ -1,0 +1,226 @@
+"""The statements of the scheduler. Every write names the leader's term and is guarded by state and fence."""
+
+import json
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from sqlalchemy import text
+
+from arl_core.fence import Fence
+from arl_core.model import Grant
+from arl_core.reclaim import Verdict
+from arl_core.states import Outcome
+from arl_scheduler.rows import PollResult, poll_result
+from arl_store.tx import ReadTx, WriteTx
+
+__all__ = [
+    "TermLost",
+    "acquire_term",
+    "ensure_partitions",
+    "grant",
+    "hold_term",
+    "lose_environments",
+    "poll",
+    "reclaim",
+    "renew_lease",
+    "resign",
+    "settle_queued",
+]
+
+
+class TermLost(Exception):
+    """Another scheduler leads; nothing of this transaction was written."""
+
+
+# One statement is one snapshot, so the mark it returns covers exactly the rows it did not see. A row whose
+# transaction was open then has admitted_xid >= mark and is read by a later poll.
+POLL = text("""
+    select extract(epoch from now())::float8 as now,
+           pg_snapshot_xmin(pg_current_snapshot())::text as mark,
+           (select coalesce(json_agg(q), '[]')::text
+              from (select a.id, a.queue_id, a.kind, a.trajectory, a.environment_id, a.grant_no,
+                           extract(epoch from a.created_at)::float8 as submitted,
+                           extract(epoch from a.deadline_at)::float8 as deadline,
+                           s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority
+                      from actions as a
+                      join action_specs as s using (id)
+                     where a.state = 'queued'
+                       and a.admitted_xid >= cast(cast(:mark as text) as xid8)) as q) as queued,
+           (select coalesce(json_agg(h), '[]')::text
+              from (select a.id, a.grant_no, a.state, a.queue_id, a.trajectory, s.class_key, a.node_id, a.node_epoch,
+                           a.amounts, a.environment_id, a.failures, a.retries, a.idempotent,
+                           extract(epoch from a.granted_at)::float8 as granted,
+                           extract(epoch from a.started_at)::float8 as started
+                      from actions as a
+                      join action_specs as s using (id)
+                     where a.state in ('granted', 'running')) as h) as held,
+           (select coalesce(json_agg(id), '[]')::text
+              from actions
+             where state = 'queued'
+               and state <> 'settled' -- so that the partial index of cancel wishes serves this
+               and cancel_requested_at is not null) as cancelled,
+           (select coalesce(json_agg(n), '[]')::text
+              from (select nodes.id, kind, url, nodes.epoch, capacity,
+                           cordoned_at is not null or drain_requested_at is not null as closed,
+                           extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign
+                      from nodes
+                      join node_beats on node_beats.node_id = nodes.id and node_beats.epoch = nodes.epoch
+                     order by nodes.id) as n) as nodes,
+           (select coalesce(json_agg(e), '[]')::text
+              from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
+                           ended_at is not null or lost_at is not null as gone,
+                           delete_requested_at is not null as deleted
+                      from environments
+                     where changed_xid >= cast(cast(:mark as text) as xid8)
+                       and (cast(:mark as text) <> '0' or delete_requested_at is null
+                            or (ended_at is null and lost_at is null))
+                     order by changed_xid) as e) as environments
+""")
+
+ACQUIRE_TERM = text("""
+    with free as (
+        select cell from leader_lease where cell = :cell and expires_at < now() for update
+    ), taken as (
+        update leader_term set term = term + 1, holder = :holder from free where leader_term.cell = free.cell
+     returning leader_term.cell, term
+    )
+    update leader_lease
+       set term = taken.term, expires_at = now() + make_interval(secs => :ttl_s)
+      from taken
+     where leader_lease.cell = taken.cell
+ returning leader_lease.term
+""")
+
+RENEW_LEASE = text("""
+    update leader_lease set expires_at = now() + make_interval(secs => :ttl_s) where cell = :cell and term = :term
+""")
+
+RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :cell and term = :term")
+
+# Take-over updates this row and so waits for the last transaction of the old leader.
+HOLD_TERM = text("select 1 from leader_term where cell = :cell and term = :term for share")
+
+GRANT = text("""
+    update actions as a
+       set state = 'granted', grant_no = d.grant_no, node_id = d.node_id, node_epoch = d.node_epoch,
+           environment_id = d.environment_id, amounts = d.amounts::jsonb, amounts_seq = 0,
+           granted_at = now(), started_at = null
+      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:node_ids as int[]),
+                  cast(:node_epochs as uuid[]), cast(:environment_ids as uuid[]), cast(:amounts as text[]))
+           as d (id, grant_no, node_id, node_epoch, environment_id, amounts)
+     where a.id = d.id
+       and a.state = 'queued'
+       and a.grant_no = d.grant_no - 1
+       and a.cancel_requested_at is null
+       and (a.deadline_at is null or a.deadline_at > now())
+ returning a.id, a.grant_no
+""")
+
+SETTLE_QUEUED = text("""
+    update actions as a
+       set state = 'settled', outcome = d.outcome, reason = d.reason, settled_at = now()
+      from unnest(cast(:ids as uuid[]), cast(:outcomes as text[]), cast(:reasons as text[])) as d (id, outcome, reason)
+     where a.id = d.id
+       and a.state = 'queued'
+       and (d.outcome <> 'cancelled' or a.cancel_requested_at is not null)
+       and (d.outcome <> 'deadline_in_queue' or a.deadline_at <= now())
+ returning a.id
+""")
+
+RECLAIM = text("""
+    update actions as a
+       set state = case when d.requeue then 'queued' else 'settled' end,
+           outcome = case when d.requeue then null else 'infra_error' end,
+           reason = case when d.requeue then null else d.reason end,
+           failures = a.failures + d.failed::int,
+           admitted_xid = case when d.requeue then pg_current_xact_id() else a.admitted_xid end,
+           settled_at = case when d.requeue then null else now() end
+      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:requeues as boolean[]),
+                  cast(:faileds as boolean[]), cast(:reasons as text[])) as d (id, grant_no, requeue, failed, reason)
+     where a.id = d.id
+       and a.grant_no = d.grant_no
+       and a.state in ('granted', 'running')
+ returning a.id, a.grant_no
+""")
+
+LOSE_ENVIRONMENTS = text("""
+    update environments
+       set lost_at = now(), end_reason = 'node_away', changed_xid = pg_current_xact_id()
+     where node_id = any(cast(:node_ids as int[]))
+       and ended_at is null
+       and lost_at is null
+""")
+
+ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
+
+
+async def poll(tx: ReadTx, *, mark: int) -> PollResult:
+    """Everything that changed since `mark`; with mark 0 everything there is."""
+    rows = await tx.fetch(POLL, {"mark": str(mark)})
+    return poll_result(rows[0])
+
+
+async def acquire_term(tx: WriteTx, *, cell: str, holder: UUID, ttl_s: float) -> int | None:
+    row = await tx.first(ACQUIRE_TERM, {"cell": cell, "holder": holder, "ttl_s": ttl_s})
+    return None if row is None else int(row.term)
+
+
+async def renew_lease(tx: WriteTx, *, cell: str, term: int, ttl_s: float) -> bool:
+    return await tx.execute(RENEW_LEASE, {"cell": cell, "term": term, "ttl_s": ttl_s}) == 1
+
+
+async def resign(tx: WriteTx, *, cell: str, term: int) -> None:
+    await tx.execute(RESIGN, {"cell": cell, "term": term})
+
+
+async def hold_term(tx: WriteTx, *, cell: str, term: int) -> None:
+    """First statement of every leader transaction: until its commit nobody else takes over."""
+    if await tx.first(HOLD_TERM, {"cell": cell, "term": term}) is None:
+        raise TermLost
+
+
+async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UUID]) -> frozenset[Fence]:
+    """The fences that took. One that does not come back was cancelled, late or no longer queued."""
+    rows = await tx.fetch(
+        GRANT,
+        {
+            "ids": [grant.fence.action_id for grant in grants],
+            "grant_nos": [grant.fence.grant_no for grant in grants],
+            "node_ids": [grant.node for grant in grants],
+            "node_epochs": [epochs[grant.node] for grant in grants],
+            "environment_ids": [grant.environment for grant in grants],
+            "amounts": [json.dumps(grant.amounts) for grant in grants],
+        },
+    )
+    return frozenset(Fence(row.id, row.grant_no) for row in rows)
+
+
+async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
+    ids = sorted(due)
+    rows = await tx.fetch(
+        SETTLE_QUEUED,
+        {"ids": ids, "outcomes": [due[id][0].value for id in ids], "reasons": [due[id][1] for id in ids]},
+    )
+    return frozenset(row.id for row in rows)
+
+
+async def reclaim(tx: WriteTx, verdicts: Sequence[Verdict]) -> frozenset[Fence]:
+    rows = await tx.fetch(
+        RECLAIM,
+        {
+            "ids": [verdict.fence.action_id for verdict in verdicts],
+            "grant_nos": [verdict.fence.grant_no for verdict in verdicts],
+            "requeues": [verdict.requeue for verdict in verdicts],
+            "faileds": [verdict.failed for verdict in verdicts],
+            "reasons": [verdict.reason for verdict in verdicts],
+        },
+    )
+    return frozenset(Fence(row.id, row.grant_no) for row in rows)
+
+
+async def lose_environments(tx: WriteTx, nodes: Sequence[int]) -> int:
+    return await tx.execute(LOSE_ENVIRONMENTS, {"node_ids": sorted(nodes)})
+
+
+async def ensure_partitions(tx: WriteTx, *, days: int) -> None:
+    await tx.first(ENSURE_PARTITIONS, {"days": days})

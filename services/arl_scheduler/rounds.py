@@ -1,0 +1,279 @@
+"""The leader's loop: mailbox and poll in, one UPDATE per round out.
+
+All state belongs to this one loop. Load -> decide -> apply -> hint; no transaction is open while it
+decides or calls out. After any error the index is thrown away and rebuilt from rows.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_core.model import Grant
+from arl_core.plan import FirstComeFirstServed, Policy, plan
+from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
+from arl_core.states import Outcome
+from arl_kit.peers import Peers
+from arl_scheduler import repository
+from arl_scheduler.index import Index
+from arl_scheduler.leader import Leadership
+from arl_scheduler.repository import TermLost
+from arl_scheduler.rows import PollResult
+from arl_scheduler.settings import SchedulerSettings
+from arl_store.tx import Store
+from arl_store.wake import Notifier
+from arl_wire.internal import GrantBatch, GrantBody, QueuedAction
+
+__all__ = ["Rounds"]
+
+STANDBY_S = 2.0
+AFTER_ERROR_S = 0.5
+PARTITIONS_EVERY_S = 6 * 3600
+PARTITIONS_AHEAD = 7
+
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    def __init__(
+        self, store: Store, peers: Peers, notifier: Notifier, settings: SchedulerSettings, policy: Policy | None = None
+    ) -> None:
+        self._store = store
+        self._peers = peers
+        self._notifier = notifier
+        self._settings = settings
+        self._policy = policy or FirstComeFirstServed()
+        self.leadership = Leadership(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
+        self._woken = asyncio.Event()
+        self._admitted: list[QueuedAction] = []
+        self._freed: list[Fence] = []
+        self._index: Index | None = None
+        self._clock_offset = 0.0
+        self._watching_since = 0.0
+        self._next_poll = 0.0
+        self._poll_interval = settings.poll_busy_s
+        self._expected_by = time.monotonic()
+        self._partitions_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._forever(), name="rounds")
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self.leadership.resign()
+
+    def admitted(self, rows: Iterable[QueuedAction]) -> None:
+        """A hint. Without rows it says only that a wish was recorded: look soon."""
+        rows = list(rows)
+        if not rows:
+            self._next_poll = 0.0
+        self._admitted.extend(rows)
+        self._woken.set()
+
+    def freed(self, fences: Iterable[Fence]) -> None:
+        self._freed.extend(fences)
+        self._woken.set()
+
+    async def _forever(self) -> None:
+        while True:
+            try:
+                await self._turn()
+            except TermLost:
+                self.leadership.lost()
+                self._index = None
+            except Exception as error:
+                # Whether a commit took is unknown now; rows know.
+                log.warning("round failed, rebuilding the index: %r", error, exc_info=self._index is not None)
+                self._index = None
+                await asyncio.sleep(AFTER_ERROR_S)
+
+    async def _turn(self) -> None:
+        if self.leadership.term is None and not await self.leadership.acquire():
+            self._admitted.clear()
+            self._freed.clear()
+            await asyncio.sleep(STANDBY_S)
+            return
+        if not await self.leadership.renew_if_due():
+            self._index = None
+            return
+        self._notice_stall()
+        index = self._index
+        if index is None or time.monotonic() >= self._next_poll:
+            index = await self._poll()
+        self._empty_mailbox(index)
+        await self._settle_due(index)
+        if not await self._round(index):
+            await self._wait(index)
+
+    def _notice_stall(self) -> None:
+        """A leader that was stopped could not see beats: nodes get a whole lease from now on."""
+        if time.monotonic() - self._expected_by > self._settings.node_ttl_s / 2:
+            self._watching_since = self._database_now()
+        self._expected_by = time.monotonic()
+
+    async def _wait(self, index: Index) -> None:
+        due = self._next_poll - time.monotonic()
+        deadline = index.next_deadline()
+        if deadline is not None:
+            due = min(due, deadline - self._database_now() + 0.001)
+        self._expected_by = time.monotonic() + max(due, 0.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(due, 0.0)):
+                await self._woken.wait()
+
+    def _empty_mailbox(self, index: Index) -> None:
+        self._woken.clear()
+        admitted, self._admitted = self._admitted, []
+        freed, self._freed = self._freed, []
+        if admitted or freed:
+            self._poll_interval = self._settings.poll_busy_s
+            self._next_poll = min(self._next_poll, time.monotonic() + self._poll_interval)
+        index.admit(admitted)
+        index.freed(freed)
+
+    async def _poll(self) -> Index:
+        index = self._index or Index()
+        rebuilding = self._index is None
+        index.poll_begins()
+        async with self._store.read() as tx:
+            found = await repository.poll(tx, mark=index.mark)
+        self._clock_offset = found.now - time.monotonic()
+        if rebuilding:
+            self._watching_since = found.now
+        index.reconcile(found)
+        self._index = index
+        await self._reclaim(index, found)
+        await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
+        await self._keep_partitions()
+        busy = bool(found.queued or found.held or index.waiting)
+        step = self._settings.poll_busy_s
+        self._poll_interval = step if busy else min(self._poll_interval * 2, self._settings.poll_idle_s)
+        self._next_poll = time.monotonic() + self._poll_interval
+        return index
+
+    async def _reclaim(self, index: Index, found: PollResult) -> None:
+        leases = {
+            node.id: NodeLease(
+                node=node.id, epoch=node.epoch, silent_s=found.now - max(node.last_sign, self._watching_since)
+            )
+            for node in found.nodes
+        }
+        verdicts = reclaim(_held_rows(index, found), leases, ttl_s=self._settings.node_ttl_s)
+        away = [
+            node
+            for node, lease in leases.items()
+            if lease.silent_s > self._settings.node_away_s and index.has_environments(node)
+        ]
+        if verdicts or away:
+            await self._apply_reclaim(index, verdicts, away)
+
+    async def _apply_reclaim(self, index: Index, verdicts: tuple[Verdict, ...], away: list[int]) -> None:
+        async with self._store.write() as tx:
+            await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            if away:
+                await repository.lose_environments(tx, away)
+            reclaimed = await repository.reclaim(tx, verdicts) if verdicts else frozenset()
+        log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), away)
+        index.freed(reclaimed)
+        self._next_poll = 0.0
+        self._notifier.notify()
+
+    async def _settle_due(self, index: Index) -> None:
+        due: dict[UUID, tuple[Outcome, str | None]] = {}
+        due |= dict.fromkeys(index.stranded(), (Outcome.INFRA_ERROR, "environment_lost"))
+        due |= dict.fromkeys(index.overdue(self._database_now()), (Outcome.DEADLINE_IN_QUEUE, None))
+        await self._settle(index, due)
+
+    async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> None:
+        if not due:
+            return
+        async with self._store.write() as tx:
+            await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            settled = await repository.settle_queued(tx, due)
+        index.refused(settled)
+        if settled:
+            self._notifier.notify()
+        if len(settled) < len(due):
+            self._next_poll = min(self._next_poll, time.monotonic() + self._settings.poll_busy_s)
+
+    async def _round(self, index: Index) -> bool:
+        """True if something was granted, so that the mailbox is looked at again at once."""
+        if not index.waiting:
+            return False
+        now = self._database_now()
+        snapshot = index.snapshot(
+            now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since
+        )
+        decided = plan(snapshot, self._policy).grants[: self._settings.round_limit]
+        if not decided:
+            return False
+        epochs = {node.id: node.epoch for node in index.nodes.values()}
+        async with self._store.write() as tx:
+            await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            granted = await repository.grant(tx, decided, epochs=epochs)
+        taken = [grant for grant in decided if grant.fence in granted]
+        index.granted(taken, now=now)
+        self._hint_managers(index, taken)
+        await self._drop_refused(index, [grant.fence.action_id for grant in decided if grant.fence not in granted])
+        return True
+
+    async def _drop_refused(self, index: Index, refused: list[UUID]) -> None:
+        """What Postgres did not grant was cancelled, is late, or is not queued any more."""
+        await self._settle(index, dict.fromkeys(refused, (Outcome.CANCELLED, None)))
+        await self._settle(index, dict.fromkeys(refused, (Outcome.DEADLINE_IN_QUEUE, None)))
+        index.refused(refused)
+
+    def _hint_managers(self, index: Index, grants: Iterable[Grant]) -> None:
+        by_node: dict[int, list[GrantBody]] = defaultdict(list)
+        for grant in grants:
+            by_node[grant.node].append(
+                GrantBody(
+                    id=grant.fence.action_id,
+                    grant_no=grant.fence.grant_no,
+                    amounts=dict(grant.amounts),
+                    environment_id=grant.environment,
+                )
+            )
+        for node_id, bodies in by_node.items():
+            node = index.nodes[node_id]
+            self._peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=bodies))
+
+    async def _keep_partitions(self) -> None:
+        if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:
+            return
+        self._partitions_at = time.monotonic()
+        async with self._store.write() as tx:
+            await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
+
+    def _database_now(self) -> float:
+        return time.monotonic() + self._clock_offset
+
+    def _term(self) -> int:
+        if self.leadership.term is None:
+            raise TermLost
+        return self.leadership.term
+
+
+def _held_rows(index: Index, found: PollResult) -> Iterable[HeldRow]:
+    for row in found.held:
+        name = (row.queue_id, row.trajectory) if row.trajectory is not None else None
+        yield HeldRow(
+            fence=row.fence,
+            state=row.state,
+            node=row.node,
+            node_epoch=row.node_epoch,
+            environment=row.environment,
+            environment_live=index.is_live(row.environment, name),
+            failures=row.failures,
+            retries=row.retries,
+            idempotent=row.idempotent,
+        )

@@ -1,0 +1,156 @@
+"""What one poll reads, as values."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Elastic, Shape
+from arl_core.states import State
+from arl_wire.internal import QueuedAction
+
+__all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result"]
+
+_QUEUED = TypeAdapter(list[QueuedAction])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    id: int
+    kind: str
+    url: str
+    epoch: UUID
+    capacity: Mapping[str, int]
+    closed: bool
+    """Cordoned or draining: nothing new goes there."""
+    last_sign: float
+    """Last beat, or the start of Postgres if that is later: before it no beat was possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRow:
+    id: UUID
+    queue_id: int
+    trajectory: str
+    node: int
+    memory_mib: int
+    disk_mib: int
+    gone: bool
+    """Ended or lost."""
+    deleted: bool
+    """The client asked for its end, so a gone one leaves no tombstone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    fence: Fence
+    state: State
+    queue_id: int
+    trajectory: str | None
+    class_key: int
+    node: int
+    node_epoch: UUID
+    amounts: Mapping[str, int]
+    environment: UUID | None
+    failures: int
+    retries: int
+    idempotent: bool
+    granted: float
+    started: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollResult:
+    now: float
+    mark: int
+    queued: tuple[QueuedAction, ...]
+    held: tuple[Held, ...]
+    cancelled: tuple[UUID, ...]
+    nodes: tuple[NodeRow, ...]
+    environments: tuple[EnvironmentRow, ...]
+
+
+def poll_result(row: Any) -> PollResult:
+    return PollResult(
+        now=row.now,
+        mark=int(row.mark),
+        queued=tuple(_QUEUED.validate_json(row.queued)),
+        held=tuple(_held(entry) for entry in json.loads(row.held)),
+        cancelled=tuple(UUID(entry) for entry in json.loads(row.cancelled)),
+        nodes=tuple(_node(entry) for entry in json.loads(row.nodes)),
+        environments=tuple(_environment(entry) for entry in json.loads(row.environments)),
+    )
+
+
+def class_of(action: QueuedAction) -> ActionClass:
+    elastic = action.elastic
+    return ActionClass(
+        key=action.class_key,
+        kind=action.kind,
+        shape=Shape(action.shape),
+        demand=Demand(minimum=dict(action.demand), elastic=_elastic(elastic) if elastic else None),
+    )
+
+
+def _elastic(entry: Mapping[str, Any]) -> Elastic:
+    amounts = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
+    return Elastic(entry["resource"], tuple(amounts), _elasticity(entry["elasticity"]))
+
+
+def _elasticity(entry: Mapping[str, Any]) -> Elasticity:
+    match entry["model"]:
+        case "amdahl":
+            return Amdahl(entry["parallel_fraction"])
+        case "table":
+            return DurationTable.of({int(amount): seconds for amount, seconds in entry["seconds"].items()})
+        case _:
+            return Inelastic()
+
+
+def _held(entry: Mapping[str, Any]) -> Held:
+    return Held(
+        fence=Fence(UUID(entry["id"]), entry["grant_no"]),
+        state=State(entry["state"]),
+        queue_id=entry["queue_id"],
+        trajectory=entry["trajectory"],
+        class_key=entry["class_key"],
+        node=entry["node_id"],
+        node_epoch=UUID(entry["node_epoch"]),
+        amounts=entry["amounts"],
+        environment=UUID(entry["environment_id"]) if entry["environment_id"] else None,
+        failures=entry["failures"],
+        retries=entry["retries"],
+        idempotent=entry["idempotent"],
+        granted=entry["granted"],
+        started=entry["started"],
+    )
+
+
+def _node(entry: Mapping[str, Any]) -> NodeRow:
+    return NodeRow(
+        id=entry["id"],
+        kind=entry["kind"],
+        url=entry["url"],
+        epoch=UUID(entry["epoch"]),
+        capacity=entry["capacity"],
+        closed=entry["closed"],
+        last_sign=entry["last_sign"],
+    )
+
+
+def _environment(entry: Mapping[str, Any]) -> EnvironmentRow:
+    return EnvironmentRow(
+        id=UUID(entry["id"]),
+        queue_id=entry["queue_id"],
+        trajectory=entry["trajectory"],
+        node=entry["node_id"],
+        memory_mib=entry["memory_mib"],
+        disk_mib=entry["disk_mib"],
+        gone=entry["gone"],
+        deleted=entry["deleted"],
+    )

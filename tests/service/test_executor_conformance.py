@@ -1,0 +1,208 @@
+"""What a manager may rely on, whatever runs its actions."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from arl_core.fence import Fence
+from arl_cpu.simulated import SimulatedExecutor
+from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
+
+REAL = ("unsafe-local", "namespaces")
+
+
+@pytest.fixture(scope="module", params=("simulated", *REAL))
+async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async for each in _bench(request.param, tmp_path_factory.mktemp("executor")):
+        yield each
+
+
+@pytest.fixture(scope="module", params=REAL)
+async def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async for each in _bench(request.param, tmp_path_factory.mktemp("executor")):
+        yield each
+
+
+async def _bench(driver: str, directory: Path) -> AsyncIterator[Bench]:
+    if driver == "simulated":
+        executor = SimulatedExecutor()
+        bench = Bench(executor, await executor.connect())
+        yield bench
+        await bench.close()
+    else:
+        async with a_bench(directory, driver) as bench:
+            yield bench
+
+
+class TestEveryExecutor:
+    async def test_an_attempt_that_ends_well_is_ok_and_says_what_was_enforced(self, bench: Bench) -> None:
+        report = await bench.run(a_command("true"))
+        assert (report.outcome, report.exit_code, report.environment_lost) == ("ok", 0, False)
+        assert report.enforcement == bench.enforcement
+
+    async def test_an_attempt_past_its_timeout_is_a_user_timeout(self, bench: Bench) -> None:
+        report = await bench.run(a_command("sleep", "30", timeout_s=0.2))
+        assert report.outcome == "user_timeout"
+        assert 200_000 <= report.run_us < 5_000_000
+
+    async def test_a_killed_attempt_is_cancelled(self, bench: Bench) -> None:
+        spec = a_command("sleep", "30")
+        report = await bench.begin(spec)
+        await bench.executor.kill([spec.fence])
+        assert (await report).outcome == "cancelled"
+
+    async def test_a_second_start_of_a_fence_is_nothing(self, bench: Bench) -> None:
+        spec = a_command("sleep", "0.1")
+        report = await bench.begin(spec)
+        await bench.executor.start([spec])
+        assert (await report).outcome == "ok"
+        await bench.executor.start([spec])
+        assert (await bench.run(a_command("true"))).outcome == "ok"  # a second report would have failed the listener
+
+    async def test_a_kill_of_an_unknown_fence_is_nothing(self, bench: Bench) -> None:
+        await bench.executor.kill([Fence(uuid4(), 1)])
+        assert (await bench.run(a_command("true"))).outcome == "ok"
+
+    async def test_a_busy_environment_refuses_a_second_attempt(self, bench: Bench) -> None:
+        environment = an_environment()
+        first = a_command("sleep", "30", environment=environment)
+        running = await bench.begin(first)
+        second = await bench.run(a_command("true", environment=environment))
+        assert (second.outcome, second.reason) == ("infra_error", "environment_busy")
+        await bench.executor.kill([first.fence])
+        assert (await running).outcome == "cancelled"
+        await bench.destroy(environment.id)
+
+    async def test_destroying_an_environment_cancels_what_runs_in_it(self, bench: Bench) -> None:
+        environment = an_environment()
+        running = await bench.begin(a_command("sleep", "30", environment=environment))
+        await bench.destroy(environment.id)
+        assert (await running).outcome == "cancelled"
+
+    async def test_attempts_in_different_environments_run_at_once(self, bench: Bench) -> None:
+        reports = [await bench.begin(a_command("sleep", "0.3")) for _ in range(6)]
+        ended = await asyncio.wait_for(asyncio.gather(*reports), 1.6)
+        assert {report.outcome for report in ended} == {"ok"}
+
+
+class TestRealExecutors:
+    async def test_output_exit_code_and_streams_come_back(self, real: Bench) -> None:
+        report = await real.run(a_command("sh", "-c", "cat; echo no >&2; exit 3", stdin=b"yes\xff"))
+        assert (report.outcome, report.exit_code, report.signal) == ("user_error", 3, None)
+        assert (report.stdout.kept, report.stderr.kept) == (b"yes\xff", b"no\n")
+        assert not report.stdout.truncated
+
+    async def test_a_signal_of_its_own_is_a_user_error_with_that_signal(self, real: Bench) -> None:
+        report = await real.run(a_command("sh", "-c", "kill -SEGV $$"))
+        assert (report.outcome, report.exit_code, report.signal) == ("user_error", None, 11)
+
+    async def test_a_command_that_is_not_there_is_a_user_error_with_127(self, real: Bench) -> None:
+        report = await real.run(a_command("no-such-command"))
+        assert (report.outcome, report.exit_code) == ("user_error", 127)
+        assert b"no-such-command" in report.stderr.kept
+
+    async def test_source_runs_as_main_with_stdin_arguments_and_variables(self, real: Bench) -> None:
+        source = "import os, sys\nprint(__name__, sys.argv, sys.stdin.read(), os.environ['WHO'])"
+        report = await real.run(a_program(source, stdin=b"in", env={"WHO": "me"}))
+        assert (report.outcome, report.stdout.kept) == ("ok", b"__main__ ['main.py'] in me\n")
+
+    async def test_an_uncaught_exception_shows_the_source_line_and_exits_with_1(self, real: Bench) -> None:
+        report = await real.run(a_program("def f():\n    return 1 / 0\nf()\n"))
+        assert (report.outcome, report.exit_code) == ("user_error", 1)
+        assert b'File "main.py", line 2, in f\n    return 1 / 0' in report.stderr.kept
+        assert b"arl_cpu" not in report.stderr.kept
+
+    @pytest.mark.parametrize(("statement", "code"), [("0", 0), ("7", 7), ("'bad'", 1), ("", 0)])
+    async def test_sys_exit_sets_the_exit_code(self, real: Bench, statement: str, code: int) -> None:
+        assert (await real.run(a_program(f"import sys; sys.exit({statement})"))).exit_code == code
+
+    async def test_source_that_does_not_compile_is_a_user_error(self, real: Bench) -> None:
+        report = await real.run(a_program("def"))
+        assert report.exit_code == 1
+        assert b"SyntaxError" in report.stderr.kept
+
+    async def test_exit_handlers_and_threads_of_source_are_waited_for(self, real: Bench) -> None:
+        source = (
+            "import atexit, threading\natexit.register(print, 'exit')\n"
+            "threading.Timer(0.05, print, ('thread',)).start()\nprint('main')"
+        )
+        assert (await real.run(a_program(source))).stdout.kept == b"main\nthread\nexit\n"
+
+    async def test_files_go_in_and_come_out(self, real: Bench) -> None:
+        blob = bytes(range(256)) * 4096
+        files = {"data/in.bin": blob}
+        command = a_command("cp", "data/in.bin", "out.bin", files=files, fetch=("out.bin", "none"))
+        report = await real.run(command)
+        assert report.files == {"out.bin": blob}
+        assert report.missing_files == ("none",)
+
+    async def test_source_and_files_larger_than_a_packet_arrive(self, real: Bench) -> None:
+        source = f"text = {'x' * 2_000_000!r}\nprint(len(text))"
+        assert (await real.run(a_program(source))).stdout.kept == b"2000000\n"
+
+    @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", "."])
+    async def test_a_path_that_leads_out_is_a_user_error_that_names_it(self, real: Bench, path: str) -> None:
+        for command in (a_command("true", files={path: b""}), a_command("true", fetch=(path,))):
+            report = await real.run(command)
+            assert report.outcome == "user_error"
+            assert path.encode() in report.stderr.kept
+
+    async def test_fetch_is_limited_with_a_message(self, real: Bench) -> None:
+        report = await real.run(a_command("truncate", "-s", "9M", "big", fetch=("big",)))
+        assert (report.files, report.missing_files) == ({}, ("big",))
+        assert "8388608" in (report.message or "")
+
+    async def test_a_trajectory_keeps_its_files_and_an_ephemeral_environment_does_not(self, real: Bench) -> None:
+        environment = an_environment()
+        await real.run(a_command("touch", "kept", environment=environment))
+        assert (await real.run(a_command("test", "-e", "kept", environment=environment))).outcome == "ok"
+        assert (await real.run(a_command("test", "-e", "kept"))).outcome == "user_error"
+        await real.destroy(environment.id)
+
+    async def test_output_past_the_cap_is_drained_counted_and_marked(self, real: Bench) -> None:
+        report = await real.run(a_command("head", "-c", "10000000", "/dev/zero"))
+        assert (report.outcome, len(report.stdout.kept)) == ("ok", 1 << 20)
+        assert (report.stdout.total_bytes, report.stdout.truncated) == (10_000_000, True)
+
+    async def test_an_output_flood_is_a_limit_exceeded(self, real: Bench) -> None:
+        report = await real.run(a_command("cat", "/dev/zero", output_kill_bytes=4 << 20))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "output")
+
+    async def test_output_before_a_timeout_is_kept(self, real: Bench) -> None:
+        report = await real.run(a_command("sh", "-c", "echo early; sleep 30", timeout_s=0.3))
+        assert (report.outcome, report.stdout.kept) == ("user_timeout", b"early\n")
+
+    async def test_what_an_action_leaves_behind_is_kept_and_counted_in_a_trajectory(self, real: Bench) -> None:
+        environment = an_environment()
+        report = await real.run(a_command("sh", "-c", "sleep 60 & echo $! >pid", environment=environment))
+        assert (report.outcome, report.left_behind) == ("ok", 1)
+        alive = await real.run(a_command("sh", "-c", "kill -0 $(cat pid)", environment=environment))
+        assert (alive.outcome, alive.left_behind) == ("ok", 0)
+        await real.destroy(environment.id)
+
+    async def test_a_timeout_kills_only_what_the_attempt_started(self, real: Bench) -> None:
+        environment = an_environment()
+        await real.run(a_command("sh", "-c", "sleep 60 & echo $! >old", environment=environment))
+        hanging = "setsid sleep 60 & echo $! >new; sleep 60"
+        late = await real.run(a_command("sh", "-c", hanging, environment=environment, timeout_s=0.3))
+        assert (late.outcome, late.environment_lost) == ("user_timeout", False)
+        alive = "kill -0 $(cat old) && ! kill -0 $(cat new)"
+        assert (await real.run(a_command("sh", "-c", alive, environment=environment))).outcome == "ok"
+        await real.destroy(environment.id)
+
+    async def test_the_timeout_counts_from_the_start_of_execution(self, real: Bench) -> None:
+        """Sixteen environments are made one after the other; none of that time is the action's."""
+        reports = [await real.begin(a_command("sleep", "0.4", timeout_s=1.0)) for _ in range(16)]
+        assert {(await report).outcome for report in reports} == {"ok"}
+
+    async def test_cpu_time_and_peak_memory_are_measured(self, real: Bench) -> None:
+        source = "import time\nheld = b'x' * (40 << 20)\nwhile time.process_time() < 0.2: pass"
+        report = await real.run(a_program(source))
+        assert 150_000 <= report.cpu_us < 2_000_000
+        assert report.peak_memory_kib >= 40 << 10
+
+    async def test_an_unknown_template_is_an_infra_error(self, real: Bench) -> None:
+        report = await real.run(a_command("true", environment=an_environment(template="moon")))
+        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")

@@ -1,0 +1,187 @@
+"""The launcher's own life: managers come and go, it is stopped, it is killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from arl_cpu.executor import EnvironmentStatus, Report
+from arl_cpu.launcher_client import LauncherClient
+from support.sandbox import Bench, Launcher, a_bench, a_command, an_environment, cgroups_of, living_descendants
+
+DRIVERS = ("unsafe-local", "namespaces")
+
+
+@pytest.fixture(params=DRIVERS)
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with a_bench(tmp_path, request.param) as bench:
+        yield bench
+
+
+def launcher_of(bench: Bench) -> Launcher:
+    assert bench.launcher is not None
+    return bench.launcher
+
+
+class TestReconnect:
+    async def test_a_report_waits_until_it_is_acknowledged(self, bench: Bench) -> None:
+        spec = a_command("echo", "kept")
+        lost_manager = LauncherClient(launcher_of(bench).socket)
+        await lost_manager.connect()
+        await lost_manager.start([spec])
+        assert isinstance(await anext(lost_manager.events()), Report)
+        await lost_manager.close()
+
+        manager = LauncherClient(launcher_of(bench).socket)
+        (report,) = (await manager.connect()).reports
+        assert (report.fence, report.stdout.kept) == (spec.fence, b"kept\n")
+        await manager.acknowledge([spec.fence])
+        assert (await manager.connect()).reports == ()
+        await manager.close()
+
+    async def test_a_running_attempt_survives_its_manager_with_its_output(self, bench: Bench) -> None:
+        environment = an_environment()
+        spec = a_command("sh", "-c", "echo before; sleep 0.3; echo after", environment=environment)
+        lost_manager = LauncherClient(launcher_of(bench).socket)
+        first = await lost_manager.connect()
+        await lost_manager.start([spec])
+        await lost_manager.close()
+
+        manager = LauncherClient(launcher_of(bench).socket)
+        state = await manager.connect()
+        assert state.node_epoch == first.node_epoch
+        assert state.environments == (environment.id,)
+        assert state.running == ((spec.fence, environment.id),)
+        report = await anext(manager.events())
+        assert isinstance(report, Report)
+        assert (report.outcome, report.stdout.kept) == ("ok", b"before\nafter\n")
+        await manager.close()
+
+    async def test_a_new_manager_replaces_the_old_one(self, bench: Bench) -> None:
+        old, new = LauncherClient(launcher_of(bench).socket), LauncherClient(launcher_of(bench).socket)
+        await old.connect()
+        await new.connect()
+        with pytest.raises(ConnectionError):
+            await anext(old.events())
+        await old.close()
+        await new.close()
+
+    async def test_nonsense_on_the_socket_costs_only_the_connection(self, bench: Bench) -> None:
+        reader, writer = await asyncio.open_unix_connection(launcher_of(bench).socket)
+        writer.write(b"\0\0\0\4[1,]")
+        assert await reader.read() == b""
+        writer.close()
+        manager = LauncherClient(launcher_of(bench).socket)
+        assert (await manager.connect()).running == ()
+        await manager.close()
+
+
+class TestLoss:
+    async def test_an_idle_environment_that_dies_is_told(self, bench: Bench) -> None:
+        environment = an_environment()
+        await bench.run(a_command("true", environment=environment))
+        os.kill(agent_of(launcher_of(bench)), signal.SIGKILL)
+        if bench.state.driver == "namespaces" and bench.enforcement["freeze"] == "enforced":
+            await bench.destroy(environment.id)  # a frozen process of cgroup v1 dies when it is thawed
+            return
+        status = await bench.lost.get()
+        assert isinstance(status, EnvironmentStatus)
+        assert status.id == environment.id
+
+    async def test_an_attempt_whose_environment_dies_is_an_infra_error(self, bench: Bench) -> None:
+        environment = an_environment()
+        await bench.run(a_command("true", environment=environment))
+        agent = agent_of(launcher_of(bench))
+        running = await bench.begin(a_command("sleep", "30", environment=environment))
+        await bench.executor.connect()
+        os.kill(agent, signal.SIGKILL)
+        manager = LauncherClient(launcher_of(bench).socket)
+        state = await manager.connect()
+        report = state.reports[0] if state.reports else await anext(manager.events())
+        assert isinstance(report, Report)
+        assert (report.outcome, report.reason, report.environment_lost) == ("infra_error", "environment_lost", True)
+        running.cancel()
+        await manager.close()
+
+
+class TestEnd:
+    @pytest.mark.parametrize("driver", DRIVERS)
+    async def test_a_stopped_launcher_leaves_nothing(self, driver: str, tmp_path: Path) -> None:
+        launcher, started = await a_busy_launcher(tmp_path, driver)
+        code, errors = launcher.stop()
+        assert (code, errors) == (0, "")
+        assert not [pid for pid in started if is_alive(pid)]
+        assert [path.name for path in (tmp_path / "launcher").iterdir()] == ["lock"]
+        assert not launcher.socket.exists()
+        assert cgroups_of("test") == []
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    async def test_a_killed_launcher_leaves_nothing_after_the_next_start(self, driver: str, tmp_path: Path) -> None:
+        launcher, started = await a_busy_launcher(tmp_path, driver)
+        launcher.stop(signal.SIGKILL)
+        async with a_bench(tmp_path, driver) as again:
+            assert again.state.environments == ()
+            await gone(started)
+            assert cgroups_of("test") == []
+
+    async def test_a_second_launcher_in_the_directory_is_refused(self, tmp_path: Path) -> None:
+        async with a_bench(tmp_path, "unsafe-local"):
+            second = Launcher(tmp_path, "unsafe-local")
+            with pytest.raises(RuntimeError, match="another launcher uses"):
+                second.wait_until_ready()
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("variables", "sentence"),
+        [
+            ({"TANGRAM_DRIVER": "magic"}, "must be one of"),
+            ({"TANGRAM_LAUNCHER_DIR": ""}, "TANGRAM_LAUNCHER_DIR must be set"),
+            ({"TANGRAM_NODE_NAME": "a/b"}, "plain name"),
+        ],
+    )
+    def test_a_wrong_setting_is_refused_with_a_sentence(
+        self, tmp_path: Path, variables: dict[str, str], sentence: str
+    ) -> None:
+        launcher = Launcher(tmp_path, "namespaces", **variables)
+        with pytest.raises(RuntimeError, match=sentence):
+            launcher.wait_until_ready()
+
+
+async def a_busy_launcher(directory: Path, driver: str) -> tuple[Launcher, set[int]]:
+    """With a resting environment, a running attempt, and processes left behind; and all its descendants."""
+    launcher = Launcher(directory, driver)
+    launcher.wait_until_ready()
+    client = LauncherClient(launcher.socket)
+    bench = Bench(client, await client.connect(), launcher)
+    await bench.run(a_command("sh", "-c", "setsid sleep 600 & sleep 600 &", environment=an_environment()))
+    ready = a_command("sh", "-c", "setsid sleep 600 & exec sleep 600", environment=an_environment())
+    report = await bench.begin(ready)
+    await bench.run(a_command("true", environment=an_environment(id=UUID(int=1))))
+    started = living_descendants(launcher.pid)
+    report.cancel()
+    await bench.close()
+    return launcher, started
+
+
+def agent_of(launcher: Launcher) -> int:
+    """The launcher's child that is not the zygote, which is the older one."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return int(children[-1])
+
+
+async def gone(pids: set[int]) -> None:
+    """Wait until none of them exists: whoever inherits a dead process may reap it late."""
+    async with asyncio.timeout(5):
+        while any(is_alive(pid) for pid in pids):
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False

@@ -1,0 +1,12 @@
+"""`arl_kit.local` with real Postgres, real supervision and dummy services; takes the same arguments."""
+
+import sys
+from pathlib import Path
+
+from arl_kit.local.__main__ import main
+from arl_kit.local.plan import DEFAULT_COMMANDS
+
+DUMMY = (sys.executable, "-S", str(Path(__file__).with_name("dummy_service.py")))
+
+if __name__ == "__main__":
+    raise SystemExit(main(commands=dict.fromkeys(DEFAULT_COMMANDS, DUMMY)))

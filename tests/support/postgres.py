@@ -1,0 +1,102 @@
+"""A real PostgreSQL for tests: one server per session, one database per test, cloned from a migrated template."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest_asyncio
+
+from arl_store.embedded import EmbeddedPostgres, create_database, running
+
+PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admission", "scheduler", "cpu")}
+"""The passwords of every clone's service roles; see `arl_store.migrate.role_url`."""
+
+FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
+_TEMPLATE = "tangram_template"
+
+CloneDatabase = Callable[[], Awaitable[str]]
+
+
+class Databases:
+    """Hands out databases with the schema in them, and drops each of them with its roles."""
+
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self.server = server
+        self._numbers = count(1)
+        self._migrated = False
+
+    async def clone(self) -> str:
+        """The owner's URL of a new database with the schema and no rows."""
+        from arl_store.migrate import upgrade
+
+        admin_url = self.server.owner_url("postgres")
+        template_url = self.server.owner_url(_TEMPLATE)
+        if not self._migrated:
+            await create_database(admin_url, _TEMPLATE)
+            await upgrade(template_url, PASSWORDS)
+            self._migrated = True
+        name = f"test_{next(self._numbers)}"
+        await _execute(admin_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY")
+        clone_url = self.server.owner_url(name)
+        await upgrade(clone_url, PASSWORDS)  # roles belong to the server, so each database has its own
+        return clone_url
+
+    async def drop(self, owner_url: str) -> None:
+        """Drop a clone, whoever is still connected to it, and its roles."""
+        name = urlsplit(owner_url).path.removeprefix("/")
+        roles = [f"{name}_{service}" for service in PASSWORDS]
+        admin_url = self.server.owner_url("postgres")
+        await _execute(admin_url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await _execute(admin_url, f"DROP ROLE IF EXISTS {', '.join(roles)}")
+
+
+@asynccontextmanager
+async def fast_postgres() -> AsyncIterator[EmbeddedPostgres]:
+    """A server that forgets everything at the end, and does not wait for the disk before."""
+    directory = Path(tempfile.mkdtemp(prefix="tangram-test-"))
+    try:
+        async with running(directory, settings=FAST) as server:
+            yield server
+        server.purge()
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest_asyncio.fixture(scope="session")
+async def databases() -> AsyncIterator[Databases]:
+    """The session's server."""
+    async with fast_postgres() as server:
+        yield Databases(server)
+
+
+@pytest_asyncio.fixture
+async def clone_database(databases: Databases) -> AsyncIterator[CloneDatabase]:
+    """`await clone_database()` gives the owner's URL of a fresh database; all of them go with the test."""
+    made: list[str] = []
+
+    async def clone() -> str:
+        made.append(await databases.clone())
+        return made[-1]
+
+    yield clone
+    for owner_url in made:
+        await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def database(clone_database: CloneDatabase) -> str:
+    """The owner's URL of one fresh database."""
+    return await clone_database()
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()

@@ -1,0 +1,181 @@
+"""A launcher in a directory of its own, and short names for what is run in it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from arl_core.fence import Fence
+from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report
+from arl_cpu.launcher_client import LauncherClient
+
+END_LIMIT_S = 15
+
+
+def an_environment(**changes: Any) -> EnvironmentSpec:
+    """A trajectory's, unless told otherwise."""
+    defaults: dict[str, Any] = {
+        "id": uuid4(),
+        "scope": "trajectory",
+        "template": "host",
+        "memory_mib": 128,
+        "disk_mib": 32,
+        "pids": 48,
+    }
+    return EnvironmentSpec(**{**defaults, **changes})
+
+
+def a_command(*argv: str, **changes: Any) -> ExecSpec:
+    return _an_attempt(argv=argv, **changes)
+
+
+def a_program(source: str, **changes: Any) -> ExecSpec:
+    return _an_attempt(source=source, **changes)
+
+
+def _an_attempt(**changes: Any) -> ExecSpec:
+    defaults: dict[str, Any] = {
+        "fence": Fence(uuid4(), 1),
+        "argv": None,
+        "source": None,
+        "env": {},
+        "cwd": None,
+        "stdin": b"",
+        "files": {},
+        "fetch": (),
+        "timeout_s": 20.0,
+        "cpu_milli": 1000,
+        "cores": (),
+    }
+    if "environment" not in changes:
+        changes["environment"] = an_environment(scope="ephemeral")
+    return ExecSpec(**{**defaults, **changes})
+
+
+class Bench:
+    """An executor under test: hands an attempt over and gives its report back."""
+
+    def __init__(self, executor: Executor, state: ExecutorState, launcher: "Launcher | None" = None) -> None:
+        self.executor, self.state, self.launcher = executor, state, launcher
+        self.lost: asyncio.Queue[EnvironmentStatus] = asyncio.Queue()
+        self._waiting: dict[Fence, asyncio.Future[Report]] = {}
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def enforcement(self) -> Mapping[str, str]:
+        return {capability.name: capability.level for capability in self.state.capabilities}
+
+    async def run(self, spec: ExecSpec) -> Report:
+        return await (await self.begin(spec))
+
+    async def begin(self, spec: ExecSpec) -> "asyncio.Future[Report]":
+        """Hand it over; the future is its report."""
+        report = self.report_of(spec.fence)
+        await self.executor.start([spec])
+        return report
+
+    def report_of(self, fence: Fence) -> "asyncio.Future[Report]":
+        return self._waiting.setdefault(fence, asyncio.get_running_loop().create_future())
+
+    async def destroy(self, *environments: UUID) -> None:
+        await self.executor.destroy(environments)
+
+    async def close(self) -> None:
+        self._listening.cancel()
+        await asyncio.wait([self._listening])
+        await self.executor.close()
+
+    async def _listen(self) -> None:
+        async for event in self.executor.events():
+            if isinstance(event, Report):
+                self.report_of(event.fence).set_result(event)
+                await self.executor.acknowledge([event.fence])
+            else:
+                self.lost.put_nowait(event)
+
+
+class Launcher:
+    """The real process, from its «ready» to its end."""
+
+    def __init__(self, directory: Path, driver: str, **variables: str) -> None:
+        self.directory, self.socket = directory, directory / "launcher.sock"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "arl_cpu.launcher"],
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+                "TANGRAM_LAUNCHER_SOCKET": str(self.socket),
+                "TANGRAM_LAUNCHER_DIR": str(directory / "launcher"),
+                "TANGRAM_DRIVER": driver,
+                "TANGRAM_NODE_NAME": "test",
+                **variables,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.pid = self._process.pid
+
+    def wait_until_ready(self) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            raise RuntimeError(self.stop()[1])
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """End it; its exit code and what it complained about."""
+        self._process.send_signal(number)
+        _, errors = self._process.communicate(timeout=END_LIMIT_S)
+        return self._process.returncode, errors.decode()
+
+
+@asynccontextmanager
+async def a_bench(directory: Path, driver: str) -> AsyncIterator[Bench]:
+    """A launcher with a manager connected, ended afterwards."""
+    launcher = Launcher(directory, driver)
+    launcher.wait_until_ready()
+    client = LauncherClient(launcher.socket)
+    bench = Bench(client, await client.connect(), launcher)
+    try:
+        yield bench
+    finally:
+        await bench.close()
+        code, errors = launcher.stop()
+        if code != 0 or errors:
+            raise RuntimeError(f"the launcher ended with {code}: {errors}")
+
+
+def host_processes() -> dict[int, str]:
+    """Every process of the machine with its command line, zombies too."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+def living_descendants(root: int) -> set[int]:
+    """Processes below `root`, zombies too."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, rest = int(path.parent.name), path.read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        parents[pid] = int(rest[1])
+    found: set[int] = set()
+    frontier = {root}
+    while frontier:
+        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def cgroups_of(name: str) -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").glob(f"**/tangram/{name}.*/*") if path.is_dir()]
