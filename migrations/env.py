@@ -1,8 +1,7 @@
-"""Alembic's entry: runs on the connection that `arl_store.migrate` hands over, which holds the lock."""
+"""Alembic's entry: runs in the transaction that `arl_store.migrate` opened, which holds the lock."""
 
 from alembic import context
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, transactional_ddl=True)
-with context.begin_transaction():
-    context.run_migrations()
+context.run_migrations()

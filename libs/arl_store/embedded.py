@@ -81,8 +81,9 @@ class EmbeddedPostgres:
         if version != _MAJOR:
             raise EmbeddedPostgresError(f"{self.home.data} was made by PostgreSQL {version}; this is {_MAJOR}")
         replace_file(self.home.hba_file, "local all all scram-sha-256\n", mode=0o644)
-        lines = [f"{name} = '{value}'\n" for name, value in self._settings.items()]
-        replace_file(self.home.config_file, "".join([*lines, f"hba_file = '{self.home.hba_file}'\n"]), mode=0o644)
+        settings = {**self._settings, "hba_file": str(self.home.hba_file)}
+        lines = [f"{name} = {_quoted(value)}\n" for name, value in settings.items()]
+        replace_file(self.home.config_file, "".join(lines), mode=0o644)
 
     def command(self) -> list[str]:
         """How to start the server in the foreground."""
@@ -127,7 +128,9 @@ class EmbeddedPostgres:
     def owner_url(self, database: str) -> str:
         """The superuser's address of one database of this server."""
         password = self.home.password_file.read_text()
-        return f"postgresql://{_OWNER}:{quote(password)}@/{quote(database)}?host={quote(str(self.home.sockets))}"
+        return (
+            f"postgresql://{_OWNER}:{quote(password)}@/{quote(database, safe='')}?host={quote(str(self.home.sockets))}"
+        )
 
     def purge(self) -> None:
         """Remove every trace of the server. It must have stopped."""
@@ -141,6 +144,7 @@ class EmbeddedPostgres:
         while remains := processes_in(unfinished):
             kill(remains)
             time.sleep(_POLL_S)
+        remove_shared_memory(unfinished)
         shutil.rmtree(unfinished, ignore_errors=True)
         password = secrets.token_urlsafe(24)
         replace_file(self.home.password_file, password, mode=0o600)
@@ -203,6 +207,11 @@ async def create_database(owner_url: str, name: str) -> None:
             await connection.execute(f'CREATE DATABASE "{name.replace(chr(34), chr(34) * 2)}"')
     finally:
         await connection.close()
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "''")
+    return f"'{escaped}'"
 
 
 async def _ready_unless_ended(server: EmbeddedPostgres, process: subprocess.Popen[bytes]) -> None:

@@ -70,10 +70,11 @@ class Home:
 
     def make(self) -> None:
         """Make what is missing. Nothing that was there before is given other rights."""
-        for parent in reversed(self.root.parents):
-            if not parent.exists():
-                parent.mkdir(mode=0o755 if self.account else 0o700)
-        self.root.mkdir(mode=0o755 if self.account else 0o700, exist_ok=True)
+        mode = 0o755 if self.account else 0o700
+        for place in (*reversed(self.root.parents), self.root):
+            if not place.exists():
+                place.mkdir()
+                place.chmod(mode)  # whatever the umask is: the account has to reach its data
         private_directory(self.sockets, self.account)
 
     def remove(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["kill", "processes_in", "remove_shared_memory"]
 
 _IPC_RMID = 0
-_SHARED_MEMORY_LINE = 6
+_KEY, _SEGMENT, _ATTACHED, _OWNER = 0, 1, 6, 7  # columns of /proc/sysvipc/shm
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,16 +33,17 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def remove_shared_memory(data: Path) -> None:
-    """Remove the segment that a killed server named in its pid file, if it still is that one and nobody has it."""
+    """Remove the segment of a server that was killed. Its key is the directory's inode; nobody may be attached."""
     try:
-        key, segment = (data / "postmaster.pid").read_text().splitlines()[_SHARED_MEMORY_LINE].split()
+        directory = data.stat()
         segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-    except (OSError, IndexError, ValueError):
+    except OSError:
         return
+    key = str(ctypes.c_int32(directory.st_ino).value)
     for line in segments:
         columns = line.split()
-        if columns[:2] == [str(ctypes.c_int32(int(key)).value), segment] and columns[6] == "0":
-            _libc.shmctl(int(segment), _IPC_RMID, None)
+        if (columns[_KEY], columns[_ATTACHED], columns[_OWNER]) == (key, "0", str(directory.st_uid)):
+            _libc.shmctl(int(columns[_SEGMENT]), _IPC_RMID, None)
 
 
 def _is_postgres(pid: str) -> bool:

@@ -21,8 +21,7 @@ PARTITIONS_AHEAD = 7
 
 log = logging.getLogger(__name__)
 
-LOCK = text("select pg_advisory_lock(hashtext('tangram.migrate'))")
-UNLOCK = text("select pg_advisory_unlock(hashtext('tangram.migrate'))")
+LOCK = text("select pg_advisory_xact_lock(hashtext('tangram.migrate'))")
 SERVER = text("""
     select current_setting('server_version_num')::int as version,
            current_database() as database,
@@ -38,20 +37,16 @@ INSERT_KEY = text("""
 
 
 async def upgrade(owner_url: str, passwords: Mapping[str, str]) -> None:
-    """Idempotent, and safe when several start at once: the first one in works, the others find nothing to do.
+    """Idempotent, and safe when several start at once: one transaction under a lock, all of it or nothing.
 
     `passwords` maps each service's name to the password of its role. Without the right to create
     roles all services use the owner, and the trigger checks edges but not writers.
     """
     engine = create_async_engine(_driver_url(owner_url))
     try:
-        async with engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
+        async with engine.begin() as connection:
             await connection.execute(LOCK)
-            try:
-                await _upgrade_locked(connection, passwords)
-            finally:
-                await connection.execute(UNLOCK)
+            await _upgrade_locked(connection, passwords)
     finally:
         await engine.dispose()
 
@@ -108,8 +103,7 @@ def _run_alembic(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_scripts()))
     config.attributes["connection"] = connection
-    with connection.begin_nested() if connection.in_transaction() else connection.begin():
-        command.upgrade(config, "head")
+    command.upgrade(config, "head")
 
 
 def _scripts() -> Path:

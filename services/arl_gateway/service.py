@@ -156,7 +156,7 @@ class Actions:
             unknown=[id for id in ids if id not in found],
         )
 
-    async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | None | Exception]:
+    async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | Exception | None]:
         """Two queries for everybody who reads now: the rows, then the results of the settled ones."""
         found: dict[tuple[int, UUID], Action] = {}
         async with self._store.read() as tx:

@@ -103,8 +103,8 @@ class Index:
         for grant in grants:
             action = self._queued[grant.fence.action_id]
             name = self._home_of.get(grant.fence.action_id)
-            self._forget_queued(grant.fence.action_id)
             self._hold(_Hold(grant.fence, action.cls, grant.node, grant.amounts, name, now, None))
+            self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
         """Postgres did not take these: they are not queued any more, or about to be settled."""

@@ -19,7 +19,7 @@ import pytest_asyncio
 from arl_store.child import exited, spawn
 from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError, create_database, running
 from arl_store.embedded_home import binaries_for, private_directory, wheel_binaries
-from arl_store.embedded_remains import processes_in
+from arl_store.embedded_remains import kill, processes_in
 
 CONNECT_FOREVER = """
 import asyncio, sys
@@ -49,7 +49,8 @@ def a_directory() -> Iterator[Path]:
     try:
         yield path
         server = EmbeddedPostgres(path)
-        asyncio.run(server.before_start(grace_s=0))
+        while left := processes_in(server.home.data):
+            kill(left)
         server.purge()
     finally:
         shutil.rmtree(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+
 from arl_core.fence import Fence
 from arl_cpu.simulated import SimulatedExecutor
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment

@@ -8,8 +8,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from arl_cpu.executor import EnvironmentStatus, Report
+
+from arl_cpu.executor import Report
 from arl_cpu.launcher_client import LauncherClient
+from support.conditions import eventually, is_running
 from support.sandbox import Bench, Launcher, a_bench, a_command, an_environment, cgroups_of, living_descendants
 
 DRIVERS = ("unsafe-local", "namespaces")
@@ -84,27 +86,21 @@ class TestLoss:
         environment = an_environment()
         await bench.run(a_command("true", environment=environment))
         os.kill(agent_of(launcher_of(bench)), signal.SIGKILL)
-        if bench.state.driver == "namespaces" and bench.enforcement["freeze"] == "enforced":
-            await bench.destroy(environment.id)  # a frozen process of cgroup v1 dies when it is thawed
-            return
-        status = await bench.lost.get()
-        assert isinstance(status, EnvironmentStatus)
-        assert status.id == environment.id
+        if bench.enforcement["freeze"] == "enforced":
+            # What cgroup v1 froze dies when it is thawed.
+            report = await bench.run(a_command("true", environment=environment))
+            assert (report.outcome, report.reason, report.environment_lost) == ("infra_error", "environment_lost", True)
+        else:
+            assert (await bench.lost.get()).id == environment.id
 
     async def test_an_attempt_whose_environment_dies_is_an_infra_error(self, bench: Bench) -> None:
         environment = an_environment()
         await bench.run(a_command("true", environment=environment))
         agent = agent_of(launcher_of(bench))
         running = await bench.begin(a_command("sleep", "30", environment=environment))
-        await bench.executor.connect()
         os.kill(agent, signal.SIGKILL)
-        manager = LauncherClient(launcher_of(bench).socket)
-        state = await manager.connect()
-        report = state.reports[0] if state.reports else await anext(manager.events())
-        assert isinstance(report, Report)
+        report = await running
         assert (report.outcome, report.reason, report.environment_lost) == ("infra_error", "environment_lost", True)
-        running.cancel()
-        await manager.close()
 
 
 class TestEnd:
@@ -113,10 +109,10 @@ class TestEnd:
         launcher, started = await a_busy_launcher(tmp_path, driver)
         code, errors = launcher.stop()
         assert (code, errors) == (0, "")
-        assert not [pid for pid in started if is_alive(pid)]
+        assert not [pid for pid in started if is_running(pid)]
         assert [path.name for path in (tmp_path / "launcher").iterdir()] == ["lock"]
         assert not launcher.socket.exists()
-        assert cgroups_of("test") == []
+        assert cgroups_of(launcher) == []
 
     @pytest.mark.parametrize("driver", DRIVERS)
     async def test_a_killed_launcher_leaves_nothing_after_the_next_start(self, driver: str, tmp_path: Path) -> None:
@@ -124,8 +120,8 @@ class TestEnd:
         launcher.stop(signal.SIGKILL)
         async with a_bench(tmp_path, driver) as again:
             assert again.state.environments == ()
-            await gone(started)
-            assert cgroups_of("test") == []
+            await eventually(lambda: not any(is_running(pid) for pid in started))
+            assert cgroups_of(launcher) == []
 
     async def test_a_second_launcher_in_the_directory_is_refused(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local"):
@@ -171,17 +167,3 @@ def agent_of(launcher: Launcher) -> int:
     """The launcher's child that is not the zygote, which is the older one."""
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     return int(children[-1])
-
-
-async def gone(pids: set[int]) -> None:
-    """Wait until none of them exists: whoever inherits a dead process may reap it late."""
-    async with asyncio.timeout(5):
-        while any(is_alive(pid) for pid in pids):
-            await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False

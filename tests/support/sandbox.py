@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -149,17 +150,6 @@ async def a_bench(directory: Path, driver: str) -> AsyncIterator[Bench]:
             raise RuntimeError(f"the launcher ended with {code}: {errors}")
 
 
-def host_processes() -> dict[int, str]:
-    """Every process of the machine with its command line, zombies too."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-    return found
-
-
 def living_descendants(root: int) -> set[int]:
     """Processes below `root`, zombies too."""
     parents = {}
@@ -177,5 +167,7 @@ def living_descendants(root: int) -> set[int]:
     return found
 
 
-def cgroups_of(name: str) -> list[Path]:
-    return [path for path in Path("/sys/fs/cgroup").glob(f"**/tangram/{name}.*/*") if path.is_dir()]
+def cgroups_of(launcher: Launcher) -> list[Path]:
+    """Cgroups of environments that this launcher, or an earlier one in its directory, made."""
+    suffix = zlib.crc32(os.fsencode(launcher.directory / "launcher"))
+    return [path for path in Path("/sys/fs/cgroup").glob(f"**/tangram/test.{suffix:08x}/*") if path.is_dir()]

@@ -1,0 +1,185 @@
+"""Actions that take too much: each ends with the right outcome and nothing of it stays alive."""
+
+import pytest
+
+from arl_cpu.executor import EnvironmentSpec
+from support.sandbox import Bench, a_command, a_program, an_environment
+
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+DAEMON_BOMB = """
+import os
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                continue
+            os._exit(0)
+    except OSError:
+        pass
+"""
+MEMORY_BOMB = "held = [bytes([1]) * (1 << 20) for _ in range(1 << 20)]"
+STUBBORN = """
+import os, signal, time
+for number in range(1, 64):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+if os.fork() == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    time.sleep(60)
+"""
+DAEMON = """
+import os, sys, time
+print("started", flush=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("scope", ["ephemeral", "trajectory"])
+class TestTimeout:
+    @pytest.mark.parametrize("bomb", [FORK_BOMB, DAEMON_BOMB], ids=["fork", "setsid and double fork"])
+    async def test_a_fork_bomb_is_ended_and_its_environment_lives_on(
+        self, sandbox: Bench, scope: str, bomb: str
+    ) -> None:
+        environment = an_environment(scope=scope)
+        report = await sandbox.run(a_program(bomb, environment=environment, timeout_s=0.7))
+        assert (report.outcome, report.environment_lost) == ("user_timeout", False)
+        assert report.run_us < 3_000_000
+        after = await sandbox.run(a_command("sh", "-c", "ls -d /proc/[0-9]* | wc -l", environment=environment))
+        assert int(after.stdout.kept) <= 4
+        await sandbox.destroy(environment.id)
+
+    async def test_ignored_signals_and_stopped_children_do_not_help(self, sandbox: Bench, scope: str) -> None:
+        environment = an_environment(scope=scope)
+        report = await sandbox.run(a_program(STUBBORN, environment=environment, timeout_s=0.3))
+        assert (report.outcome, report.environment_lost) == ("user_timeout", False)
+        await sandbox.destroy(environment.id)
+
+    async def test_a_daemon_that_outlives_its_parent_is_killed_after_the_timeout(
+        self, sandbox: Bench, scope: str
+    ) -> None:
+        environment = an_environment(scope=scope)
+        report = await sandbox.run(a_program(DAEMON + "time.sleep(600)", environment=environment, timeout_s=0.3))
+        assert (report.outcome, report.stdout.kept) == ("user_timeout", b"started\n")
+        after = await sandbox.run(a_command("sh", "-c", "ls -d /proc/[0-9]* | wc -l", environment=environment))
+        assert int(after.stdout.kept) <= 4
+        await sandbox.destroy(environment.id)
+
+
+class TestOutput:
+    async def test_ten_megabytes_are_drained_and_said_to_be_truncated(self, sandbox: Bench) -> None:
+        report = await sandbox.run(
+            a_program("import sys; sys.stdout.write('x' * 10_000_000); print('e', file=sys.stderr)")
+        )
+        assert (report.outcome, report.stdout.truncated, report.stdout.total_bytes) == ("ok", True, 10_000_000)
+        assert (len(report.stdout.kept), report.stderr.kept) == (1 << 20, b"e\n")
+
+    async def test_a_flood_is_stopped(self, sandbox: Bench) -> None:
+        report = await sandbox.run(a_command("cat", "/dev/zero", output_kill_bytes=8 << 20))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "output")
+
+    async def test_a_daemon_that_holds_stdout_does_not_hold_up_the_result(self, sandbox: Bench) -> None:
+        report = await sandbox.run(a_program(DAEMON))
+        assert (report.outcome, report.left_behind) == ("ok", 0)
+        assert report.run_us < 2_000_000
+
+
+class TestMemory:
+    async def test_a_memory_bomb_is_a_limit_exceeded(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+        report = await sandbox.run(a_program(MEMORY_BOMB, environment=trajectory))
+        assert (report.outcome, report.reason, report.environment_lost) == ("limit_exceeded", "memory", False)
+        assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
+
+    async def test_many_children_together_are_held_to_the_limit(self, sandbox: Bench) -> None:
+        children = "import os, sys, time\n" + (
+            "for _ in range(8):\n"
+            "    if os.fork() == 0:\n"
+            "        held = [bytes([1]) * (1 << 20) for _ in range(40)]\n"
+            "        time.sleep(20)\n"
+            "        os._exit(0)\n"
+            "sys.exit(any(os.wait()[1] for _ in range(8)))\n"
+        )
+        report = await sandbox.run(a_program(children, timeout_s=25))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "memory")
+
+    async def test_a_neighbour_does_not_feel_it(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+        neighbour = await sandbox.begin(a_command("sleep", "0.5", environment=trajectory))
+        assert (await sandbox.run(a_program(MEMORY_BOMB))).outcome == "limit_exceeded"
+        assert (await neighbour).outcome == "ok"
+
+
+class TestDisk:
+    @pytest.mark.parametrize("place", ["/workspace", "/tmp", "/dev/shm"])
+    async def test_every_write_area_is_bounded(self, sandbox: Bench, trajectory: EnvironmentSpec, place: str) -> None:
+        report = await sandbox.run(a_command("dd", "if=/dev/zero", f"of={place}/x", "bs=1M", environment=trajectory))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
+        assert (await sandbox.run(a_command("rm", f"{place}/x", environment=trajectory))).outcome == "ok"
+
+    async def test_a_flood_of_inodes_is_bounded(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+        flood = "import os\nfor number in range(1 << 20):\n    os.mkdir(str(number))"
+        report = await sandbox.run(a_program(flood, environment=trajectory))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
+        assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
+
+
+class TestProcesses:
+    async def test_more_processes_than_the_limit_are_refused(self, sandbox: Bench) -> None:
+        source = "import os, time\nfor _ in range(200):\n    if os.fork() == 0: time.sleep(60)"
+        report = await sandbox.run(a_program(source, environment=an_environment(scope="ephemeral", pids=16)))
+        if sandbox.enforcement["pids"] == "enforced":
+            assert (report.outcome, report.reason) == ("limit_exceeded", "pids")
+        else:
+            assert report.outcome == "user_error"
+        assert b"BlockingIOError" in report.stderr.kept
+
+    async def test_an_environment_full_of_left_processes_says_so(self, sandbox: Bench) -> None:
+        environment = an_environment(pids=8)
+        fill = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(60)"
+        await sandbox.run(a_program(fill, environment=environment))
+        report = await sandbox.run(a_command("true", environment=environment))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "pids")
+        await sandbox.destroy(environment.id)
+
+    async def test_left_behind_processes_get_no_cpu_between_actions(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
+        spin = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass"
+        report = await sandbox.run(a_program(spin, environment=trajectory))
+        assert (report.outcome, report.left_behind) == ("ok", 1)
+        ticks = "cat /proc/[0-9]*/stat | grep -c ' R '"
+        assert (await sandbox.run(a_command("sh", "-c", ticks, environment=trajectory))).outcome == "ok"
+
+
+class TestCpu:
+    async def test_an_action_sees_and_keeps_to_its_cores(self, sandbox: Bench) -> None:
+        source = """
+import os
+try:
+    os.sched_setaffinity(0, range(os.cpu_count()))
+except OSError:
+    pass
+print(sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"])
+"""
+        report = await sandbox.run(a_program(source, cores=(0,), cpu_milli=1000))
+        assert report.stdout.kept == b"[0] 1\n"
+
+    async def test_a_quota_is_a_ceiling(self, sandbox: Bench) -> None:
+        if sandbox.enforcement["cpu_quota"] != "enforced":
+            pytest.skip("no writable cgroup")
+        burn = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+        report = await sandbox.run(a_program(burn, cpu_milli=250))
+        assert report.cpu_us <= 400_000

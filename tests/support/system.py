@@ -1,0 +1,159 @@
+"""The whole system as real processes on a fresh database: what the flow and chaos tests talk to."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+
+from arl_store.migrate import ensure_api_key, role_url
+from support.postgres import PASSWORDS
+
+__all__ = ["API_KEY", "System", "running_system"]
+
+API_KEY = "tk_0123456789abcdef0123456789abcdef"
+SERVICES = ("admission", "scheduler", "cpu", "gateway")
+ACCEPT = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu": ("scheduler",), "gateway": ()}
+READY_S = 20.0
+
+
+@dataclass
+class System:
+    """Processes by name; each can be killed and started again with the same settings."""
+
+    directory: Path
+    owner_url: str
+    driver: str
+    cores: int | None
+    overrides: dict[str, dict[str, str]]
+    ports: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.url_of("gateway")
+
+    def url_of(self, service: str) -> str:
+        return f"http://127.0.0.1:{self.ports[service]}"
+
+    def client(self, timeout_s: float = 60.0) -> httpx.AsyncClient:
+        """A client that may open as many connections as it has requests, so that none waits here."""
+        headers = {"authorization": f"Bearer {API_KEY}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s, limits=limits)
+
+    def log(self, service: str) -> str:
+        return (self.directory / f"{service}.log").read_text()
+
+    async def start(self, name: str) -> None:
+        module = "arl_cpu.launcher" if name == "launcher" else f"arl_{name}"
+        log = (self.directory / f"{name}.log").open("ab")
+        self.processes[name] = subprocess.Popen(
+            [sys.executable, "-m", module], env=self._environment(name), stdout=log, stderr=log, start_new_session=True
+        )
+        log.close()
+        await self.wait_ready(name)
+
+    async def wait_ready(self, name: str) -> None:
+        """Until it answers, or with its log if it ended before."""
+        async with asyncio.timeout(READY_S):
+            while not await self._is_ready(name):
+                if self.processes[name].poll() is not None:
+                    raise RuntimeError(f"{name} ended with {self.processes[name].returncode}:\n{self.log(name)[-4000:]}")
+                await asyncio.sleep(0.02)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        process = self.processes[name]
+        process.send_signal(number)
+        process.wait(timeout=15)
+
+    def stop(self) -> None:
+        for name in reversed(self.processes):
+            process = self.processes[name]
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def token(self, service: str) -> str:
+        return f"{service}-token-0123456789abcdef"
+
+    async def _is_ready(self, name: str) -> bool:
+        if name == "launcher":
+            return (self.directory / "l.sock").exists()
+        try:
+            async with httpx.AsyncClient() as client:
+                return (await client.get(f"{self.url_of(name)}/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _environment(self, name: str) -> dict[str, str]:
+        basic = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+        sandbox = {
+            "TANGRAM_LAUNCHER_SOCKET": str(self.directory / "l.sock"),
+            "TANGRAM_LAUNCHER_DIR": str(self.directory / "launcher"),
+            "TANGRAM_DRIVER": self.driver,
+            "TANGRAM_NODE_NAME": f"node-{self.directory.name}",
+        }
+        if name == "launcher":
+            return basic | sandbox | self.overrides.get(name, {})
+        accept = {caller: sha256(self.token(caller).encode()).hexdigest() for caller in ACCEPT[name]}
+        service = {
+            "TANGRAM_PORT": str(self.ports[name]),
+            "TANGRAM_DATABASE_URL": role_url(self.owner_url, name, PASSWORDS[name]),
+            "TANGRAM_SERVICE_TOKEN": self.token(name),
+            "TANGRAM_ACCEPT": json.dumps(accept),
+            "TANGRAM_ADMISSION_URL": self.url_of("admission"),
+            "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
+        }
+        if name == "cpu":
+            service |= sandbox | ({"TANGRAM_CPU_CORES": str(self.cores)} if self.cores else {})
+        return basic | service | self.overrides.get(name, {})
+
+
+@asynccontextmanager
+async def running_system(
+    owner_url: str,
+    *,
+    driver: str = "simulated",
+    cores: int | None = None,
+    overrides: dict[str, dict[str, str]] | None = None,
+) -> AsyncIterator[System]:
+    directory = Path(tempfile.mkdtemp(prefix="tangram-"))
+    system = System(directory, owner_url, driver, cores, overrides or {})
+    system.ports = dict(zip(SERVICES, _free_ports(len(SERVICES)), strict=True))
+    await ensure_api_key(owner_url, "default", API_KEY)
+    try:
+        if driver != "simulated":
+            await system.start("launcher")
+        for name in SERVICES:
+            await system.start(name)
+        yield system
+    finally:
+        system.stop()
+        shutil.rmtree(directory)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
