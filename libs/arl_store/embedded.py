@@ -20,7 +20,7 @@ from urllib.parse import quote
 import asyncpg
 
 from arl_store.child import Account, exited, spawn
-from arl_store.embedded_home import EmbeddedPostgresError, Home, binaries_for
+from arl_store.embedded_home import ROOT_HOMES, EmbeddedPostgresError, Home, binaries_for
 from arl_store.embedded_remains import kill, processes_in, remove_shared_memory
 from arl_store.embedded_user import as_named_user
 from arl_store.files import replace_file
@@ -57,9 +57,9 @@ _SETTINGS: Mapping[str, str] = {
 class EmbeddedPostgres:
     """One PostgreSQL server of its own for a state directory, reachable over a private Unix socket only."""
 
-    def __init__(self, state_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` override those of the server, by name."""
-        self.home = Home.of(state_dir)
+    def __init__(self, state_dir: Path, *, settings: Mapping[str, str] | None = None, homes: Path = ROOT_HOMES) -> None:
+        """`settings` override those of the server, by name; `homes` is where root's servers have their files."""
+        self.home = Home.of(state_dir, homes=homes)
         self._settings = {**_SETTINGS, **(settings or {}), "unix_socket_directories": str(self.home.sockets)}
 
     @property
@@ -182,9 +182,11 @@ class EmbeddedPostgres:
 
 
 @asynccontextmanager
-async def running(state_dir: Path, *, settings: Mapping[str, str] | None = None) -> AsyncIterator[EmbeddedPostgres]:
+async def running(
+    state_dir: Path, *, settings: Mapping[str, str] | None = None, homes: Path = ROOT_HOMES
+) -> AsyncIterator[EmbeddedPostgres]:
     """A ready server for as long as the block lasts. Its files stay; its log is `postgres.log` beside them."""
-    server = EmbeddedPostgres(state_dir, settings=settings)
+    server = EmbeddedPostgres(state_dir, settings=settings, homes=homes)
     server.prepare()
     await server.before_start()
     with (server.home.root / "postgres.log").open("ab") as log:

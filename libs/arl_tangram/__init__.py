@@ -1,0 +1,55 @@
+"""The client of ARL-Tangram.
+
+from arl_tangram import Tangram
+
+with Tangram() as tangram:
+    action = tangram.run(task="ai-coding", source="print(6 * 7)")
+    print(action.outcome, action.result.stdout.text)
+"""
+
+from arl_core.states import Outcome, State
+from arl_tangram.client import AsyncTangram, Tangram
+from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
+from arl_tangram.options import ExecOptions, exec_action
+from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
+from arl_wire.errors import (
+    DemandImpossible,
+    Forbidden,
+    IdempotencyKeyReused,
+    NotFound,
+    RequirementNotEnforced,
+    TangramError,
+    TooManyRequests,
+    Unauthenticated,
+    Unavailable,
+    ValidationFailed,
+)
+
+__all__ = [
+    "Action",
+    "ActionFailed",
+    "ActionResult",
+    "AsyncTangram",
+    "BatchRefused",
+    "DemandImpossible",
+    "ExecOptions",
+    "Forbidden",
+    "IdempotencyKeyReused",
+    "NotFound",
+    "Outcome",
+    "OutputStream",
+    "RequirementNotEnforced",
+    "State",
+    "SubmitAction",
+    "Tangram",
+    "TangramError",
+    "Times",
+    "TooManyRequests",
+    "Unauthenticated",
+    "Unavailable",
+    "ValidationFailed",
+    "WaitTimeout",
+    "exec_action",
+    "expect_ok",
+    "fetched_files",
+]

@@ -77,7 +77,8 @@ class _Connection:
 
     async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
         try:
             await self.tell({**message, "id": number})
             return await answer

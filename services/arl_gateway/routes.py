@@ -169,7 +169,7 @@ async def cancel_action(id: UUID, caller: Writer, actions: Service) -> Action:
 
 
 @router.delete(
-    "/trajectories/{trajectory}",
+    "/trajectories/{trajectory:path}",
     operation_id="end_trajectory",
     status_code=204,
     tags=["trajectories"],

@@ -20,14 +20,17 @@ from arl_store.child import exited, spawn
 from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError, create_database, running
 from arl_store.embedded_home import binaries_for, private_directory, wheel_binaries
 from arl_store.embedded_remains import kill, processes_in
+from support.postgres import in_memory
 
+PLACE = in_memory()
+HOMES = PLACE / "tangram-homes"
 CONNECT_FOREVER = """
 import asyncio, sys
 from pathlib import Path
 from arl_store.embedded import running
 
 async def main():
-    async with running(Path(sys.argv[1])) as server:
+    async with running(Path(sys.argv[1]), homes=Path(sys.argv[2])) as server:
         print("ready", flush=True)
         await asyncio.Event().wait()
 
@@ -38,17 +41,17 @@ import sys
 from pathlib import Path
 from arl_store.embedded import EmbeddedPostgres
 
-EmbeddedPostgres(Path(sys.argv[1])).prepare()
+EmbeddedPostgres(Path(sys.argv[1]), homes=Path(sys.argv[2])).prepare()
 """
 
 
 @contextmanager
 def a_directory() -> Iterator[Path]:
     """A directory that goes with its server, which is ended should it still run."""
-    path = Path(tempfile.mkdtemp(prefix="tangram-test-"))
+    path = Path(tempfile.mkdtemp(prefix="tangram-test-", dir=PLACE))
     try:
         yield path
-        server = EmbeddedPostgres(path)
+        server = EmbeddedPostgres(path, homes=HOMES)
         while left := processes_in(server.home.data):
             kill(left)
         server.purge()
@@ -64,7 +67,7 @@ def state_dir() -> Iterator[Path]:
 
 def a_server(state_dir: Path) -> EmbeddedPostgres:
     """A prepared server that does not wait for the disk: here only processes die, never the machine."""
-    server = EmbeddedPostgres(state_dir, settings={"fsync": "off"})
+    server = EmbeddedPostgres(state_dir, settings={"fsync": "off"}, homes=HOMES)
     server.prepare()
     return server
 
@@ -97,7 +100,7 @@ async def gone(data: Path) -> None:
 async def server() -> AsyncIterator[EmbeddedPostgres]:
     """One server as it is by default, for the tests that leave it as it was."""
     with a_directory() as path:
-        async with running(path) as server:
+        async with running(path, homes=HOMES) as server:
             yield server
         server.purge()
 
@@ -141,7 +144,7 @@ class TestPrepare:
     async def test_a_long_directory_name_is_no_obstacle(self, state_dir: Path) -> None:
         deep = state_dir / ("d" * 100) / ("e" * 100)
         deep.mkdir(parents=True)
-        async with running(deep) as server:
+        async with running(deep, homes=HOMES) as server:
             assert await server.is_ready()
         server.purge()
         assert not server.home.sockets.exists()
@@ -166,15 +169,15 @@ class TestPrepare:
         assert copy.wait() == 0
 
     async def test_an_initdb_that_was_killed_is_redone(self, state_dir: Path) -> None:
-        server = EmbeddedPostgres(state_dir)
-        preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir)])  # noqa: ASYNC220
+        server = EmbeddedPostgres(state_dir, homes=HOMES)
+        preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir), str(HOMES)])  # noqa: ASYNC220
         async with asyncio.timeout(10):
             while not (server.home.unfinished_data / "PG_VERSION").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         preparing.kill()
         preparing.wait()
         assert not server.home.data.exists()
-        async with running(state_dir) as server:
+        async with running(state_dir, homes=HOMES) as server:
             assert await server.is_ready()
         assert not server.home.unfinished_data.exists()
 
@@ -228,11 +231,11 @@ class TestCrash:
             stranger.wait()
 
     async def test_the_server_dies_with_whoever_started_it(self, state_dir: Path) -> None:
-        argv = [sys.executable, "-c", CONNECT_FOREVER, str(state_dir)]
+        argv = [sys.executable, "-c", CONNECT_FOREVER, str(state_dir), str(HOMES)]
         parent = subprocess.Popen(argv, stdout=subprocess.PIPE)  # noqa: ASYNC220
         assert parent.stdout is not None
         assert await asyncio.to_thread(parent.stdout.readline) == b"ready\n"
-        data = EmbeddedPostgres(state_dir).home.data
+        data = EmbeddedPostgres(state_dir, homes=HOMES).home.data
         assert processes_in(data)
         parent.kill()
         parent.wait()

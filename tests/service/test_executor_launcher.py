@@ -12,7 +12,16 @@ import pytest
 from arl_cpu.executor import Report
 from arl_cpu.launcher_client import LauncherClient
 from support.conditions import eventually, is_running
-from support.sandbox import Bench, Launcher, a_bench, a_command, an_environment, cgroups_of, living_descendants
+from support.sandbox import (
+    Bench,
+    Launcher,
+    a_bench,
+    a_command,
+    agent_of,
+    an_environment,
+    cgroups_of,
+    living_descendants,
+)
 
 DRIVERS = ("unsafe-local", "namespaces")
 
@@ -161,9 +170,3 @@ async def a_busy_launcher(directory: Path, driver: str) -> tuple[Launcher, set[i
     report.cancel()
     await bench.close()
     return launcher, started
-
-
-def agent_of(launcher: Launcher) -> int:
-    """The launcher's child that is not the zygote, which is the older one."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    return int(children[-1])

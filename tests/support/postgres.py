@@ -1,5 +1,6 @@
 """A real PostgreSQL for tests: one server per session, one database per test, cloned from a migrated template."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admissio
 """The passwords of every clone's service roles; see `arl_store.migrate.role_url`."""
 
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
+ROOM_BYTES = 2 << 30
 _TEMPLATE = "tangram_template"
 
 CloneDatabase = Callable[[], Awaitable[str]]
@@ -41,7 +43,7 @@ class Databases:
             await upgrade(template_url, PASSWORDS)
             self._migrated = True
         name = f"test_{next(self._numbers)}"
-        await _execute(admin_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY")
+        await _execute(admin_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
         clone_url = self.server.owner_url(name)
         await upgrade(clone_url, PASSWORDS)  # roles belong to the server, so each database has its own
         return clone_url
@@ -57,14 +59,23 @@ class Databases:
 
 @asynccontextmanager
 async def fast_postgres() -> AsyncIterator[EmbeddedPostgres]:
-    """A server that forgets everything at the end, and does not wait for the disk before."""
-    directory = Path(tempfile.mkdtemp(prefix="tangram-test-"))
+    """A server that forgets everything at the end, in memory where there is room: files are most of the time."""
+    place = in_memory()
+    directory = Path(tempfile.mkdtemp(prefix="tangram-test-", dir=place))
+    homes = place / "tangram-homes"
     try:
-        async with running(directory, settings=FAST) as server:
+        async with running(directory, settings=FAST, homes=homes) as server:
             yield server
-        server.purge()
     finally:
+        EmbeddedPostgres(directory, homes=homes).purge()
         shutil.rmtree(directory)
+
+
+def in_memory() -> Path:
+    """Where files are fast; the ordinary place for temporary ones if memory is short."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM_BYTES
+    return memory if roomy else Path(tempfile.gettempdir())
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -150,6 +150,12 @@ async def a_bench(directory: Path, driver: str) -> AsyncIterator[Bench]:
             raise RuntimeError(f"the launcher ended with {code}: {errors}")
 
 
+def agent_of(launcher: Launcher) -> int:
+    """The pid of the environment made last: the launcher's youngest child."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return int(children[-1])
+
+
 def living_descendants(root: int) -> set[int]:
     """Processes below `root`, zombies too."""
     parents = {}

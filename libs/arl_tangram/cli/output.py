@@ -24,7 +24,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_RUNNING = 3
 
-stdout = Console(highlight=False, soft_wrap=True)
+_PIPED_WIDTH = 200
+stdout = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 stderr = Console(highlight=False, soft_wrap=True, stderr=True)
 
 

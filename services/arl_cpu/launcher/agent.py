@@ -26,6 +26,8 @@ __all__ = ["run"]
 _CHANNEL_FD = 3
 _POLL_S = 0.1
 _CONVERGE_S = 0.2
+_DEATH_S = 0.6
+_LOOK_AGAIN_S = 0.0005
 _MIB = 1 << 20
 _OOM_FIRST, _OOM_LAST = "1000", "0"
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -77,7 +79,7 @@ class _Agent:
 
     def serve(self) -> None:
         while True:
-            polled = self._action is not None and not self._setup.has_cgroup
+            polled = self._action is not None and self._setup.watches_memory
             for fd, _ in self._poller.poll(_POLL_S * 1000 if polled else None):
                 if fd == self._woken.fileno():
                     self._woken.recv(4096)
@@ -144,16 +146,16 @@ class _Agent:
         self._channel.send({"op": "exited", "status": code << 8})
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self._action is not None and pid == self._action.pid:
-                action, self._action = self._action, None
-                self._finish(action, status, usage.ru_maxrss)
+        """Every dead child, orphans too; the action's end is told when no zombie is left beside it."""
+        ended: tuple[_Action, int, int] | None = None
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.wait4(-1, os.WNOHANG))[0] != 0:
+                pid, status, usage = dead
+                if self._action is not None and pid == self._action.pid:
+                    ended = self._action, status, usage.ru_maxrss
+        if ended is not None:
+            self._action = None
+            self._finish(*ended)
 
     def _finish(self, action: "_Action", status: int, peak_kib: int) -> None:
         left = [process for process in self._walls.others() if process not in action.before]
@@ -162,7 +164,7 @@ class _Agent:
         missing, message = self._files.send(action.header["fetch"], self._channel)
         peak_kib = max(peak_kib, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
-        limit = "memory" if action.over_memory or (near_limit and not self._setup.has_cgroup) else None
+        limit = "memory" if action.over_memory or (near_limit and self._setup.watches_memory) else None
         if limit is None and self._walls.write_area_is_full():
             limit = "disk"
         self._channel.send(
@@ -180,17 +182,22 @@ class _Agent:
         )
 
     def _kill(self, action: "_Action") -> None:
-        """End what the action started, the agent's own look at it included; what was there before stays if it can."""
-        deadline = time.monotonic() + _CONVERGE_S
-        while action.before and time.monotonic() < deadline:
-            fresh = [process for process in self._walls.others() if process not in action.before]
-            if not fresh:
-                return
-            signal_each(fresh, signal.SIGKILL)
-        self._walls.signal_all(signal.SIGKILL)
+        """Returns when nothing of the action runs. What was there before it stays, unless that takes too long."""
+        deadline = time.monotonic() + (_CONVERGE_S if action.before else 0)
+        while fresh := [process for process in self._walls.others() if process not in action.before]:
+            if time.monotonic() < deadline:
+                signal_each(fresh, signal.SIGKILL)
+            else:
+                self._walls.signal_all(signal.SIGKILL)
+            if time.monotonic() > deadline + _DEATH_S:
+                return  # the launcher's next stage ends the whole environment
+            time.sleep(_LOOK_AGAIN_S)
 
     def _watch_memory(self, action: "_Action") -> None:
-        used = sum(process.private_bytes() for process in self._walls.others()) + self._walls.write_area_used_bytes()
+        each = [process.memory() for process in self._walls.others()]
+        # Mapped files of the write area are shared memory too; counted once.
+        shared = max(sum(shared for _, shared in each), self._walls.write_area_used_bytes())
+        used = sum(anonymous for anonymous, _ in each) + shared
         action.peak_kib = max(action.peak_kib, used >> 10)
         if used > self._setup.memory_mib * _MIB:
             action.over_memory = True

@@ -14,7 +14,7 @@ from .loop import Loop, Timer
 
 __all__ = ["Attempt", "Capture", "Cause", "Ended", "outcome_of"]
 
-Cause = Literal["cancelled", "timeout", "output", "setup"]
+Cause = Literal["cancelled", "timeout", "output", "setup", "stopped"]
 Outcome = Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
 _READ_BYTES = 256 << 10
 _BY_CAUSE: Mapping[Cause, tuple[Outcome, str | None]] = {
@@ -22,6 +22,7 @@ _BY_CAUSE: Mapping[Cause, tuple[Outcome, str | None]] = {
     "timeout": ("user_timeout", None),
     "output": ("limit_exceeded", "output"),
     "setup": ("infra_error", "setup_failed"),
+    "stopped": ("infra_error", "node_stopped"),
 }
 
 

@@ -1,5 +1,6 @@
 """Kernel accounting and limits per environment: cgroup v1 or v2 behind one small face, or none at all."""
 
+import contextlib
 import os
 import signal
 import time
@@ -126,9 +127,13 @@ class V1Tree:
             for name in ("cpuset.cpus", "cpuset.mems"):
                 _write(directory / name, (top / name).read_text())
         _write(self._roots["cpu"] / "cpu.shares", _SHARES)
+        self._cpus, self._mems = ((parent / name).read_text() for name in ("cpuset.cpus", "cpuset.mems"))
+        # Controllers may share a hierarchy, under several names.
+        self._distinct = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
 
     def make(self, name: str) -> "V1Group":
-        return V1Group({controller: root / name for controller, root in self._roots.items()})
+        paths = {controller: root / name for controller, root in self._roots.items()}
+        return V1Group(paths, [paths[controller] for controller in self._distinct], self._cpus, self._mems)
 
     def sweep(self) -> None:
         names = {path.name for root in self._roots.values() for path in root.glob("*/")}
@@ -142,15 +147,13 @@ class V1Tree:
 
 
 class V1Group:
-    def __init__(self, paths: dict[str, Path]) -> None:
-        self._paths = paths
-        self._distinct = list({os.path.realpath(path): path for path in paths.values()}.values())
-        for path in self._distinct:
+    def __init__(self, paths: dict[str, Path], distinct: Sequence[Path], cpus: str, mems: str) -> None:
+        self._paths, self._distinct, self._all_cores = paths, distinct, cpus
+        for path in distinct:
             path.mkdir(exist_ok=True)
-        parent = paths["cpuset"].parent
-        self._all_cores = (parent / "cpuset.cpus").read_text()
-        _write(paths["cpuset"] / "cpuset.mems", (parent / "cpuset.mems").read_text())
-        _write(paths["cpuset"] / "cpuset.cpus", self._all_cores)
+        # A cpuset takes no process before it has both.
+        _write(paths["cpuset"] / "cpuset.mems", mems)
+        _write(paths["cpuset"] / "cpuset.cpus", cpus)
 
     def join(self, pid: int) -> None:
         for path in self._distinct:
@@ -197,7 +200,8 @@ class V1Group:
         self.thaw()
 
     def remove(self) -> bool:
-        return all([_rmdir(path) for path in self._distinct])
+        removed = [_rmdir(path) for path in self._distinct]
+        return all(removed)
 
 
 class V2Tree:
@@ -305,7 +309,8 @@ def _quota_us(cpu_milli: int) -> int:
 
 def _kill_and_remove(group: Group) -> None:
     def gone() -> bool:
-        group.kill()
+        with contextlib.suppress(OSError):  # some of its directories may be gone already
+            group.kill()
         return group.remove()
 
     _until(gone, limit_s=2.0)
@@ -342,10 +347,8 @@ def _write_if_there(path: Path, value: int) -> None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _rmdir(path: Path) -> bool:

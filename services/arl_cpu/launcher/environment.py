@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from .zygote import Zygote
 
 __all__ = ["Environment", "Host"]
 
-_SETUP_LIMIT_S = 10.0
+_SETUP_LIMIT_S = 30.0
 _KILL_STAGE_S = 1.0
 _REMOVE_RETRY_S = 0.05
 
@@ -38,7 +39,7 @@ class Host:
     tree: Tree | None
     in_namespaces: bool
     first_host_id: int | None
-    """The first of the uids that belong to nobody else, one per environment; None where only the own uid can be used."""
+    """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
     work_dir: Path
     base_prefix: str
     children: dict[int, "Environment"] = field(default_factory=dict)
@@ -80,7 +81,8 @@ class Environment:
     def begin(self, attempt: Attempt) -> None:
         """Run it as soon as the environment is ready. There must be no other."""
         self.attempt = attempt
-        attempt.set_timer(self._host.loop, _SETUP_LIMIT_S, lambda: self.stop("setup"))
+        if self._pid is not None:
+            self._limit_setup(attempt)
         if self._is_ready:
             self._start(attempt)
 
@@ -96,13 +98,13 @@ class Environment:
         else:
             self.end()
 
-    def end(self) -> None:
-        """End everything in the environment, a running attempt as cancelled; then `on_gone` is called."""
+    def end(self, cause: Cause = "cancelled") -> None:
+        """End everything in the environment, a running attempt for that cause; then `on_gone` is called."""
         if self.is_ending:
             return
         self.is_ending = True
         if self.attempt is not None and self.attempt.ended is None:
-            self.attempt.cause = self.attempt.cause or "cancelled"
+            self.attempt.cause = self.attempt.cause or cause
         if self._pid is None:
             return
         if self._host.in_namespaces:
@@ -148,6 +150,8 @@ class Environment:
             return
         self._pid = pid
         self._host.children[pid] = self
+        if self.attempt is not None:
+            self._limit_setup(self.attempt)
         self._host.loop.watch(self._channel.socket.fileno(), self._hear)
         if self.is_ending:
             self._kill()
@@ -160,6 +164,10 @@ class Environment:
             self._channel.send(asdict(self._setup()))
         except OSError as failure:
             self._fail(f"cannot set up the environment: {failure}")
+
+    def _limit_setup(self, attempt: Attempt) -> None:
+        """From here on; the wait for other environments that are being made is nobody's failure."""
+        attempt.set_timer(self._host.loop, _SETUP_LIMIT_S, lambda: self.stop("setup"))
 
     def _setup(self) -> Setup:
         workspace = WORKSPACE
@@ -174,6 +182,7 @@ class Environment:
             pids=self.spec.pids,
             keeps_processes=self.spec.scope == "trajectory",
             has_cgroup=self._host.tree is not None,
+            watches_memory=self._host.in_namespaces and self._host.tree is None,
         )
 
     def _work_dir(self) -> Path:
@@ -206,12 +215,14 @@ class Environment:
         spec = attempt.spec
         try:
             self._group.grant(cpu_milli=spec.cpu_milli, cores=spec.cores)
-            if self._host.tree is None and self._pid is not None and spec.cores:
-                os.sched_setaffinity(self._pid, spec.cores)
+            if self._host.tree is None and self._pid is not None:
+                os.sched_setaffinity(self._pid, spec.cores or os.sched_getaffinity(0))
             self._group.thaw()
             attempt.usage_before = self._group.usage()
             self._group.reset_peak()
             self._send_start(attempt)
+        except ConnectionError:
+            self._kill()  # the agent is gone already; its death is told like any other
         except OSError as failure:
             self._fail(f"cannot start the action: {failure}")
 
@@ -231,7 +242,7 @@ class Environment:
             for capture in attempt.captures:
                 if host_id is not None:
                     os.fchown(capture.write_end, host_id, -1)  # so that /dev/stdout can be opened inside
-                self._host.loop.watch(capture.read_end, lambda each=capture: self._read(attempt, each))
+                self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
             attempt.started_at = time.monotonic()
             self._channel.send({"op": "start"}, [payload, stdin, *ends])
@@ -259,10 +270,16 @@ class Environment:
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
             self.end()
-        elif self._group.freeze():
+        elif self._freeze():
             self._settle(attempt, lost=False)
         else:
             self._kill()
+
+    def _freeze(self) -> bool:
+        try:
+            return self._group.freeze()
+        except OSError:
+            return False
 
     def _settle(self, attempt: Attempt, *, lost: bool) -> None:
         """Report. Nothing of the attempt runs any more: it is dead, or frozen."""

@@ -6,7 +6,7 @@ from uuid import UUID
 from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report
 
-from .attempt import Attempt
+from .attempt import Attempt, Cause
 from .environment import Environment, Host
 from .processes import Process
 
@@ -60,10 +60,10 @@ class Node:
     def destroy(self, identifiers: Iterable[UUID], done: Callable[[], None]) -> None:
         """`done` once none of them has a living process."""
         ending = [each for each in self._all if each.spec.id in frozenset(identifiers)]
-        self._end(ending, done)
+        self._end(ending, "cancelled", done)
 
     def end_all(self, done: Callable[[], None]) -> None:
-        self._end(list(self._all), done)
+        self._end(list(self._all), "stopped", done)
 
     def acknowledge(self, fences: Iterable[Fence]) -> None:
         for fence in fences:
@@ -83,10 +83,14 @@ class Node:
         if environment is not None and (environment.attempt is not None or environment.is_ending):
             self._refuse(spec, "environment_busy", "another action runs in the environment, or it is being destroyed")
             return
-        if environment is None:
-            environment = self._make(spec.environment)
+        try:
+            attempt = Attempt(spec)
+            environment = environment or self._make(spec.environment)
+        except OSError as error:
+            self._refuse(spec, "setup_failed", f"the launcher is out of resources: {error}")
+            return
         self._running[spec.fence] = environment
-        environment.begin(Attempt(spec))
+        environment.begin(attempt)
 
     def _make(self, spec: EnvironmentSpec) -> Environment:
         environment = Environment(spec, self._host, self._reported, self._gone)
@@ -113,9 +117,9 @@ class Node:
         for environments, done in waiting:
             self._wait(environments - {environment}, done)
 
-    def _end(self, environments: Sequence[Environment], done: Callable[[], None]) -> None:
+    def _end(self, environments: Sequence[Environment], cause: Cause, done: Callable[[], None]) -> None:
         for environment in environments:
-            environment.end()
+            environment.end(cause)
         self._wait(frozenset(environments) & self._all, done)
 
     def _wait(self, environments: frozenset[Environment], done: Callable[[], None]) -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 __all__ = ["Process", "all_processes", "descendants", "signal_each"]
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Process:
@@ -15,14 +13,18 @@ class Process:
     started: int
     parent: int
 
-    def private_bytes(self) -> int:
-        """Memory of its own, roughly; 0 once it is gone."""
+    def memory(self) -> tuple[int, int]:
+        """Bytes of anonymous and of shared memory, each divided by how many share it; zeros once it is gone."""
+        found = {"Pss_Anon": 0, "Pss_Shmem": 0}
         try:
-            with open(f"/proc/{self.pid}/statm") as file:
-                _, resident, shared, *_ = map(int, file.read().split())
+            with open(f"/proc/{self.pid}/smaps_rollup") as file:
+                for line in file:
+                    name, _, rest = line.partition(":")
+                    if name in found:
+                        found[name] = int(rest.split()[0]) << 10
         except OSError:
-            return 0
-        return (resident - shared) * _PAGE
+            return 0, 0
+        return found["Pss_Anon"], found["Pss_Shmem"]
 
 
 def all_processes() -> Iterator[Process]:

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import struct
+from functools import cache
 
 from .syscalls import AARCH64, MACHINE, X86_64, prctl
 
@@ -16,7 +17,7 @@ _ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6: vsock, netlink, packet and the kernel's crypto are not covered by the network namespace."""
+"""AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; the others only add attack surface."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
@@ -99,6 +100,7 @@ def install(*, deny_affinity: bool) -> None:
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
 
 
+@cache
 def program(*, deny_affinity: bool, machine: str = MACHINE) -> bytes:
     """The filter as BPF. `deny_affinity` where no cpuset bounds what a process may choose."""
     refused = _ERRNO | errno.EPERM

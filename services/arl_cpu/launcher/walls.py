@@ -20,7 +20,9 @@ class Setup:
     keeps_processes: bool
     """A persistent environment: what an action leaves behind stays."""
     has_cgroup: bool
-    """Where there is none, the agent itself limits, stops and continues processes as well as it can."""
+    """Where there is none, the agent itself stops and continues processes as well as it can."""
+    watches_memory: bool
+    """Nobody else limits it: the agent looks at the sum from time to time."""
 
     @classmethod
     def of(cls, message: dict[str, Any]) -> "Setup":

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import NoReturn
 
-from . import agent
+from . import agent, seccomp
 from .channel import Channel
 from .syscalls import CLONE_ALL, unshare
 
@@ -51,11 +51,14 @@ class Zygote:
 
 def start_zygote() -> Zygote:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for deny_affinity in (False, True):
+        seccomp.program(deny_affinity=deny_affinity)  # assembled once, for all agents
     gc.collect()
     gc.freeze()
     pid = os.fork()
     if pid == 0:
         ours.close()
+        os.setsid()  # a terminal's Ctrl-C is for the launcher, which ends its environments in order
         _serve(Channel(theirs))
     theirs.close()
     return Zygote(Channel(ours), pid)

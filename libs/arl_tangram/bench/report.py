@@ -1,0 +1,59 @@
+"""The document that every benchmark prints."""
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["document"]
+
+PACKAGES = ("arl-tangram", "httpx", "pydantic", "fastapi", "uvicorn", "sqlalchemy", "asyncpg")
+
+
+def document(
+    name: str, *, load: Mapping[str, Any], figures: Mapping[str, float], samples: Mapping[str, Any], repeats: int = 1
+) -> dict[str, Any]:
+    """`figures` is flat, name to number; `samples` holds what they were computed from."""
+    return {
+        "name": name,
+        "machine": _machine(),
+        "load": dict(load),
+        "versions": _versions(),
+        "repeats": repeats,
+        "figures": dict(figures),
+        "samples": dict(samples),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
+        "python": platform.python_version(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "user": "root" if os.geteuid() == 0 else "ordinary",
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,145 @@
+"""`submit`, `get` and `cancel`: one action from a terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from arl_core.states import Outcome
+from arl_tangram.cli.output import (
+    EXIT_FAILED,
+    EXIT_NOT_RUNNING,
+    EXIT_USAGE,
+    Format,
+    FormatOption,
+    fail,
+    stderr,
+    stdout,
+)
+from arl_tangram.cli.state import DirOption
+from arl_tangram.client import Tangram
+from arl_tangram.connection import resolve
+from arl_tangram.options import ExecOptions
+from arl_wire.actions import Action
+from arl_wire.errors import NotFound, TangramError, Unauthenticated, Unavailable, Unprocessable
+
+__all__ = ["connected", "register"]
+
+PATIENCE_S = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(submit)
+    app.command()(get)
+    app.command()(cancel)
+
+
+def submit(
+    directory: DirOption,
+    argv: Annotated[list[str] | None, typer.Argument(help="Program and arguments; after `--`.")] = None,
+    source: Annotated[Path | None, typer.Option(help="A Python file to run instead; - for standard input.")] = None,
+    task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
+    trajectory: Annotated[str | None, typer.Option(help="Run in this trajectory's environment.")] = None,
+    cpu: Annotated[float, typer.Option(help="Cores.")] = 1.0,
+    memory_mib: Annotated[int, typer.Option(help="Memory.")] = 512,
+    timeout_s: Annotated[float, typer.Option(help="Of the execution, not of the queue.")] = 300.0,
+    file: Annotated[list[Path] | None, typer.Option(help="Put this file into the working directory.")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Print the id and return.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run one action and show what it printed. Exit code 0 only for the outcome `ok`."""
+    options: ExecOptions = {"task": task, "cpu": cpu, "memory_mib": memory_mib, "timeout_s": timeout_s}
+    if argv:
+        options["argv"] = argv
+    if source is not None:
+        options["source"] = sys.stdin.read() if str(source) == "-" else _read(source).decode()
+    if trajectory is not None:
+        options["trajectory"] = trajectory
+    options["files"] = {path.name: _read(path) for path in file or []}
+    with connected(directory) as tangram:
+        action = tangram.submit(**options) if no_wait else tangram.run(**options)
+    _show(action, output)
+
+
+def get(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="Id of an action.")],
+    wait_s: Annotated[float, typer.Option(min=0, max=55, help="Wait this long for its outcome.")] = 0.0,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show an action as it is now."""
+    with connected(directory) as tangram:
+        action = tangram.get(id, wait_s=wait_s)
+    _show(action, output)
+
+
+def cancel(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="Id of an action.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Ask for an action's end."""
+    with connected(directory) as tangram:
+        action = tangram.cancel(id)
+    if output is Format.JSON:
+        sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
+    else:
+        stdout.print(f"{action.id} {action.outcome or 'cancel requested'}", markup=False)
+
+
+@contextmanager
+def connected(directory: Path) -> Iterator[Tangram]:
+    """A client of the system in `directory` or of TANGRAM_URL; errors become a sentence and an exit code."""
+    try:
+        connection = resolve(directory=directory)
+        with Tangram(connection.url, connection.api_key, patience_s=PATIENCE_S) as tangram:
+            yield tangram
+    except Unavailable as error:
+        fail(str(error), EXIT_NOT_RUNNING)
+    except (Unprocessable, Unauthenticated, NotFound) as error:
+        fail(str(error), EXIT_USAGE)
+    except TangramError as error:
+        fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id else ""))
+
+
+def _show(action: Action, output: Format) -> None:
+    if output is Format.JSON:
+        sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
+    else:
+        _show_text(action)
+    if action.settled_at is not None and action.outcome is not Outcome.OK:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show_text(action: Action) -> None:
+    if action.result is not None:
+        sys.stdout.write(action.result.stdout.text)
+        sys.stdout.flush()
+        sys.stderr.write(action.result.stderr.text)
+        sys.stderr.flush()
+        for name, stream in (("stdout", action.result.stdout), ("stderr", action.result.stderr)):
+            if stream.truncated:
+                stderr.print(f"{name} truncated: {stream.total_bytes} bytes in all", markup=False)
+    if action.settled_at is None:
+        stdout.print(f"{action.id} {action.state}", markup=False)
+        return
+    times = action.times
+    detail = f" ({action.reason})" if action.reason else ""
+    message = f": {action.message}" if action.message else ""
+    stderr.print(
+        f"{action.id} {action.outcome}{detail}{message}  queue {times.queue_s or 0:.3f} s  run {times.run_s or 0:.3f} s"
+        f"  overhead {times.overhead_s or 0:.3f} s",
+        markup=False,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fail(f"{path}: {error.strerror}", EXIT_USAGE)

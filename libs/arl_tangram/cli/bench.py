@@ -1,0 +1,66 @@
+"""`bench`: measurements that print one JSON document."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
+from arl_tangram.bench.report import document
+from arl_tangram.cli.demo import system_up
+from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
+from arl_tangram.cli.state import DirOption, LocalState
+from arl_tangram.client import AsyncTangram
+from arl_tangram.connection import resolve
+from arl_wire.errors import TangramError
+
+__all__ = ["register"]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+group = typer.Typer(no_args_is_help=True, help="Benchmarks.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(group, name="bench")
+
+
+@group.callback()
+def bench() -> None:
+    """Benchmarks, each a command."""
+
+
+@group.command("false-timeouts")
+def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
+    """64 programs of 1 CPU-second with a 10 s limit, submitted at once by 64 clients."""
+    with system_up(LocalState(directory)):
+        stderr.print(f"{CLIENTS} programs of 1 CPU-second at once; this takes about 32 s on 2 cores", markup=False)
+        try:
+            figures, samples, cores = asyncio.run(_false_timeouts(directory))
+        except TangramError as error:
+            fail(str(error))
+    load = {"clients": CLIENTS, "cpu_s": 1.0, "limit_s": 10.0, "cores": cores, "probe_priority": 1}
+    _print(document("false-timeouts", load=load, figures=figures, samples=samples), as_json=as_json)
+    if figures["ok_of_64"] != CLIENTS:
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
+    connection = resolve(directory=directory)
+    async with AsyncTangram(connection.url, connection.api_key) as client:
+        nodes = (await client.nodes()).items
+        cores = sum(node.capacity.get("cpu_milli", 0) for node in nodes if node.alive) // 1000
+        if not cores:
+            fail("no node is alive; `tangram status` says more")
+        figures, samples = await run_false_timeouts(client, cores=cores)
+    return figures, samples, cores
+
+
+def _print(report: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    for name, value in report["figures"].items():
+        stdout.print(f"{name:24} {value:g}")

@@ -1,0 +1,289 @@
+"""The clients. `Tangram` blocks, `AsyncTangram` awaits; both do the same."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+from uuid import UUID
+
+import httpx
+
+from arl_tangram import operations
+from arl_tangram.connection import Connection, resolve
+from arl_tangram.operations import Call, Operation, Pause, Reply
+from arl_tangram.options import ExecOptions, exec_action
+from arl_wire.actions import Action, SubmitAction
+from arl_wire.nodes import NodeList
+
+__all__ = ["AsyncTangram", "Tangram"]
+
+Value = TypeVar("Value")
+PATIENCE_S = 120.0
+LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=200)
+
+
+class Tangram:
+    """A blocking client, safe to share between threads.
+
+    Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
+    `tangram up` left). Calls ride out a restart of the services for `patience_s` seconds.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        connection = resolve(url, api_key)
+        self._http = httpx.Client(base_url=connection.url, headers=_headers(connection), limits=LIMITS)
+        self._patience_s = patience_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def submit(self, action: SubmitAction | None = None, /, **options: Unpack[ExecOptions]) -> Action:
+        """Hand an action over. When this returns, it is durable and will settle exactly once."""
+        return self._run(operations.submit(_action(action, options), wait_s=0, patience_s=self._patience_s))
+
+    def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
+        """Ids in order. Raises `BatchRefused` if any was refused; the others run."""
+        return self._run(operations.submit_many(actions, patience_s=self._patience_s))
+
+    def run(
+        self,
+        action: SubmitAction | None = None,
+        /,
+        *,
+        wait_timeout_s: float | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> Action:
+        """Submit and wait for the outcome. Raises `WaitTimeout` after `wait_timeout_s`; the action goes on."""
+        return self._run(
+            operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
+        )
+
+    def wait(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> list[Action]:
+        """All of them settled, in the order asked. Raises `WaitTimeout`."""
+        return self._run(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s))
+
+    def as_completed(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> Iterator[Action]:
+        """Each once, as it settles. Raises `WaitTimeout`."""
+        ends_at = _end(timeout_s)
+        pending = dict.fromkeys(ids)
+        while pending:
+            left = _left(ends_at)
+            for action in self._run(operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)):
+                pending.pop(action.id)
+                yield action
+
+    def get(self, id: UUID, *, wait_s: float = 0.0) -> Action:
+        return self._run(operations.get(id, wait_s=wait_s, patience_s=self._patience_s))
+
+    def list(
+        self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
+    ) -> Iterator[Action]:
+        """Newest first, without results, page by page."""
+        query = _query(task=task, trajectory=trajectory, state=state)
+        while True:
+            page = self._run(operations.list_actions(query, patience_s=self._patience_s))
+            yield from page.items
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+    def cancel(self, id: UUID) -> Action:
+        """Ask for its end. A settled action is returned as it is."""
+        return self._run(operations.cancel(id, patience_s=self._patience_s))
+
+    def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
+        """Write files into a trajectory's environment, making it if there is none yet."""
+        operations.expect_ok(self.run(_file_action(task, trajectory, files=files)))
+
+    def get_files(self, task: str, trajectory: str, paths: Sequence[str]) -> dict[str, bytes]:
+        """Files of a trajectory's environment; those that do not exist are left out."""
+        action = self.run(_file_action(task, trajectory, fetch=paths))
+        return operations.fetched_files(operations.expect_ok(action))
+
+    def end_trajectory(self, task: str, trajectory: str) -> None:
+        """Cancel what is left of it and end its environment."""
+        self._run(operations.end_trajectory(task, trajectory, patience_s=self._patience_s))
+
+    def nodes(self) -> NodeList:
+        return self._run(operations.nodes(patience_s=self._patience_s))
+
+    def _run(self, operation: Operation[Value]) -> Value:
+        reply: Reply | None = None
+        while True:
+            try:
+                step = operation.send(reply)
+            except StopIteration as end:
+                value: Value = end.value
+                return value
+            if isinstance(step, Pause):
+                time.sleep(step.seconds)
+                reply = None
+            else:
+                reply = self._send(step)
+
+    def _send(self, call: Call) -> Reply:
+        try:
+            return _reply(self._http.send(_request(self._http, call)))
+        except httpx.TransportError as error:
+            return _no_reply(error)
+
+
+class AsyncTangram:
+    """An awaiting client. What each method does is said at `Tangram`."""
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        connection = resolve(url, api_key)
+        self._http = httpx.AsyncClient(base_url=connection.url, headers=_headers(connection), limits=LIMITS)
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def submit(self, action: SubmitAction | None = None, /, **options: Unpack[ExecOptions]) -> Action:
+        return await self._run(operations.submit(_action(action, options), wait_s=0, patience_s=self._patience_s))
+
+    async def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
+        return await self._run(operations.submit_many(actions, patience_s=self._patience_s))
+
+    async def run(
+        self,
+        action: SubmitAction | None = None,
+        /,
+        *,
+        wait_timeout_s: float | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> Action:
+        return await self._run(
+            operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
+        )
+
+    async def wait(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> list[Action]:
+        return await self._run(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s))
+
+    async def as_completed(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> AsyncIterator[Action]:
+        ends_at = _end(timeout_s)
+        pending = dict.fromkeys(ids)
+        while pending:
+            left = _left(ends_at)
+            for action in await self._run(
+                operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)
+            ):
+                pending.pop(action.id)
+                yield action
+
+    async def get(self, id: UUID, *, wait_s: float = 0.0) -> Action:
+        return await self._run(operations.get(id, wait_s=wait_s, patience_s=self._patience_s))
+
+    async def list(
+        self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
+    ) -> AsyncIterator[Action]:
+        query = _query(task=task, trajectory=trajectory, state=state)
+        while True:
+            page = await self._run(operations.list_actions(query, patience_s=self._patience_s))
+            for action in page.items:
+                yield action
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+    async def cancel(self, id: UUID) -> Action:
+        return await self._run(operations.cancel(id, patience_s=self._patience_s))
+
+    async def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
+        operations.expect_ok(await self.run(_file_action(task, trajectory, files=files)))
+
+    async def get_files(self, task: str, trajectory: str, paths: Sequence[str]) -> dict[str, bytes]:
+        action = await self.run(_file_action(task, trajectory, fetch=paths))
+        return operations.fetched_files(operations.expect_ok(action))
+
+    async def end_trajectory(self, task: str, trajectory: str) -> None:
+        await self._run(operations.end_trajectory(task, trajectory, patience_s=self._patience_s))
+
+    async def nodes(self) -> NodeList:
+        return await self._run(operations.nodes(patience_s=self._patience_s))
+
+    async def _run(self, operation: Operation[Value]) -> Value:
+        reply: Reply | None = None
+        while True:
+            try:
+                step = operation.send(reply)
+            except StopIteration as end:
+                value: Value = end.value
+                return value
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                reply = None
+            else:
+                reply = await self._send(step)
+
+    async def _send(self, call: Call) -> Reply:
+        try:
+            return _reply(await self._http.send(_request(self._http, call)))
+        except httpx.TransportError as error:
+            return _no_reply(error)
+
+
+def _headers(connection: Connection) -> dict[str, str]:
+    return {"authorization": f"Bearer {connection.api_key}"}
+
+
+def _action(action: SubmitAction | None, options: ExecOptions) -> SubmitAction:
+    if action is not None and options:
+        raise TypeError("give an action or options, not both")
+    return action if action is not None else exec_action(**options)
+
+
+def _file_action(
+    task: str, trajectory: str, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
+) -> SubmitAction:
+    """Files go with an action that does nothing, so that they are as durable and ordered as any other."""
+    return exec_action(task=task, trajectory=trajectory, argv=["true"], files=files or {}, fetch=fetch, cpu=0.1)
+
+
+def _query(**given: str | None) -> dict[str, str | int]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _end(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _left(ends_at: float | None) -> float | None:
+    return None if ends_at is None else max(0.0, ends_at - time.monotonic())
+
+
+def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
+    headers = dict(call.headers or {})
+    content = None
+    if call.body is not None:
+        headers["content-type"] = "application/json"
+        content = call.body.model_dump_json(exclude_none=True)
+    return http.build_request(
+        call.method, call.path, params=call.query, headers=headers, content=content, timeout=call.timeout_s
+    )
+
+
+def _reply(response: httpx.Response) -> Reply:
+    retry_after = response.headers.get("retry-after", "")
+    return Reply(response.status_code, response.content, float(retry_after) if retry_after.isdigit() else None)
+
+
+def _no_reply(error: httpx.TransportError) -> Reply:
+    return Reply(0, f"{type(error).__name__}: {error}".encode())

@@ -1,0 +1,53 @@
+"""Where the system is and who we are: arguments, then environment variables, then the local state directory."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from arl_wire.errors import Unauthenticated, Unavailable
+
+__all__ = ["Connection", "resolve", "state_directory"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Connection:
+    url: str
+    api_key: str
+
+    def __repr__(self) -> str:
+        return f"Connection(url={self.url!r})"
+
+
+def state_directory() -> Path:
+    """TANGRAM_DIR, else $XDG_STATE_HOME/tangram, else ~/.local/state/tangram."""
+    if chosen := os.environ.get("TANGRAM_DIR"):
+        return Path(chosen)
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "tangram"
+
+
+def resolve(url: str | None = None, api_key: str | None = None, *, directory: Path | None = None) -> Connection:
+    """Raises `Unavailable` or `Unauthenticated` with what to do."""
+    local = directory or state_directory()
+    url = url or os.environ.get("TANGRAM_URL") or _endpoint(local)
+    api_key = api_key or os.environ.get("TANGRAM_API_KEY") or _key(local)
+    if url is None:
+        raise Unavailable("no system found: run `tangram up`, or set TANGRAM_URL and TANGRAM_API_KEY")
+    if api_key is None:
+        raise Unauthenticated(f"no API key: set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
+    return Connection(url.rstrip("/"), api_key)
+
+
+def _endpoint(directory: Path) -> str | None:
+    try:
+        return str(json.loads((directory / "endpoints.json").read_text())["gateway"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _key(directory: Path) -> str | None:
+    try:
+        return (directory / "api_key").read_text().strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,87 @@
+"""What a policy model writes, as a seeded stand-in: wrong, broken, slow, reward-hacking and right solutions."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from arl_tangram.demo.hacks import HACKS
+from arl_tangram.demo.problems import Problem
+
+__all__ = ["Attempt", "Plan", "plans_for"]
+
+Kind = Literal["right", "wrong", "broken", "slow", "hack"]
+
+# Between actions a trajectory thinks: lognormal with p50 2.8 s and p90 7 s (agentcgroup, arXiv 2602.09345),
+# here a tenth of that.
+THINK_SCALE = 0.1
+THINK_P50_S = 2.8
+THINK_SIGMA = 0.715
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    kind: Kind
+    name: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One trajectory: attempts in order, the last of which it hands in, and its thinking times."""
+
+    problem: Problem
+    name: str
+    attempts: tuple[Attempt, ...]
+    thinking_s: tuple[float, ...]
+
+    @property
+    def deserves(self) -> float:
+        return 1.0 if self.attempts[-1].kind == "right" else 0.0
+
+
+def plans_for(problems: tuple[Problem, ...], *, trajectories: int, seed: int) -> tuple[Plan, ...]:
+    """`trajectories` per problem. Every hack of the list is handed in at least once if there are plans enough."""
+    plans: list[Plan] = []
+    hacks = 0
+    for number, problem in enumerate(problems):
+        for rollout in range(trajectories):
+            rng = random.Random(f"{seed}/{problem.task_id}/{rollout}")
+            attempts = [_attempt(problem, kind) for kind in _beginnings(rng, number)]
+            if rollout == 0:
+                attempts.append(_attempt(problem, "right"))
+            elif rollout % 4 == 3:
+                attempts.append(_attempt(problem, rng.choice(("wrong", "broken", "slow"))))
+            else:
+                attempts.append(_hack(problem, hacks))
+                hacks += 1
+            thinking = tuple(_think(rng) for _ in range(len(attempts) + 2))
+            plans.append(Plan(problem, f"p{number}-r{rollout}", tuple(attempts), thinking))
+    return tuple(plans)
+
+
+def _beginnings(rng: random.Random, number: int) -> tuple[Kind, ...]:
+    """What it tries before: every kind of mistake, and the slow one rarely since it costs its whole limit."""
+    first: tuple[Kind, ...] = ("wrong", "broken", "wrong", "slow", "wrong", "broken")
+    return tuple(dict.fromkeys((first[number % len(first)], rng.choice(("wrong", "broken")))))
+
+
+def _think(rng: random.Random) -> float:
+    return THINK_SCALE * THINK_P50_S * rng.lognormvariate(0.0, THINK_SIGMA)
+
+
+def _attempt(problem: Problem, kind: Kind) -> Attempt:
+    match kind:
+        case "right":
+            code = problem.prompt + problem.canonical_solution
+        case "wrong":
+            code = problem.prompt + (problem.wrong_solution or "    return None\n")
+        case "broken":
+            code = problem.prompt + "    retrun None\n"
+        case _:
+            code = "import time\n" + problem.prompt + "    while True:\n        time.sleep(0.01)\n"
+    return Attempt(kind, kind, code)
+
+
+def _hack(problem: Problem, number: int) -> Attempt:
+    hack = HACKS[number % len(HACKS)]
+    return Attempt("hack", hack.name, hack.code.replace("ENTRY_POINT", problem.entry_point))

@@ -1,0 +1,92 @@
+"""What the demo found: figures for programs, a table for people."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, quantiles
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from arl_tangram.demo.rollout import Rollout
+from arl_wire.actions import Action
+
+__all__ = ["figures_of", "print_table", "wrongs_of"]
+
+WALLS = ("uid_separation", "files", "net_isolation", "kill_tree")
+
+
+def figures_of(rollouts: Sequence[Rollout], *, wall_s: float) -> dict[str, float]:
+    """Flat, name to number. Times in seconds; `sandbox_enforced` is 1 only if every single result says so."""
+    actions = [action for rollout in rollouts for action in rollout.actions]
+    hacks = [rollout for rollout in rollouts if rollout.plan.attempts[-1].kind == "hack"]
+    acts = sorted(action.times.act_s or 0.0 for action in actions)
+    cuts = quantiles(acts, n=100) if len(acts) > 1 else [0.0] * 99
+    return {
+        "trajectories": len(rollouts),
+        "rewarded": sum(rollout.reward == 1.0 for rollout in rollouts),
+        "wrong_rewarded": sum(rollout.reward == 1.0 and rollout.plan.deserves == 0.0 for rollout in rollouts),
+        "right_unrewarded": sum(rollout.reward != 1.0 and rollout.plan.deserves == 1.0 for rollout in rollouts),
+        "masked": sum(rollout.reward is None for rollout in rollouts),
+        "hacks_tried": len({rollout.plan.attempts[-1].name for rollout in hacks}),
+        "hack_trajectories": len(hacks),
+        "hacks_rewarded": sum(rollout.reward == 1.0 for rollout in hacks),
+        "sandbox_enforced": int(bool(actions) and all(_walled(action) for action in actions)),
+        "actions": len(actions),
+        "act_mean_s": round(fmean(acts), 4) if acts else 0.0,
+        "act_p50_s": round(cuts[49], 4),
+        "act_p99_s": round(cuts[98], 4),
+        "queue_mean_s": _mean(actions, "queue_s"),
+        "run_mean_s": _mean(actions, "run_s"),
+        "overhead_mean_s": _mean(actions, "overhead_s"),
+        "cpu_s": round(sum(action.result.cpu_s for action in actions if action.result), 3),
+        "wall_s": round(wall_s, 2),
+    }
+
+
+def wrongs_of(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+    """Trajectories whose reward is not what their code deserves, with the reason."""
+    return [
+        {
+            "trajectory": rollout.plan.name,
+            "handed_in": rollout.plan.attempts[-1].name,
+            "reward": rollout.reward,
+            "deserves": rollout.plan.deserves,
+            "reason": rollout.reason,
+        }
+        for rollout in rollouts
+        if not rollout.right
+    ]
+
+
+def print_table(console: Console, rollouts: Sequence[Rollout], figures: dict[str, float]) -> None:
+    table = Table(title="What was handed in, and what it earned", title_justify="left")
+    for heading in ("handed in", "trajectories", "rewarded", "deserved"):
+        table.add_column(heading, justify="left" if heading == "handed in" else "right")
+    by_name: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        last = rollout.plan.attempts[-1]
+        by_name.setdefault(f"hack: {last.name}" if last.kind == "hack" else last.name, []).append(rollout)
+    for name in sorted(by_name, key=lambda name: (name.startswith("hack"), name)):
+        group = by_name[name]
+        deserved = sum(int(rollout.plan.deserves) for rollout in group)
+        table.add_row(name, str(len(group)), str(sum(r.reward == 1.0 for r in group)), str(deserved))
+    console.print(table)
+    outcomes = Counter(str(action.outcome) for rollout in rollouts for action in rollout.actions)
+    console.print("outcomes of actions: " + ", ".join(f"{name} {count}" for name, count in outcomes.most_common()))
+    console.print(
+        f"action completion time: mean {figures['act_mean_s']:.3f} s = queue {figures['queue_mean_s']:.3f}"
+        f" + run {figures['run_mean_s']:.3f} + overhead {figures['overhead_mean_s']:.3f};"
+        f" p50 {figures['act_p50_s']:.3f}, p99 {figures['act_p99_s']:.3f}"
+    )
+
+
+def _mean(actions: Sequence[Action], name: str) -> float:
+    values = [getattr(action.times, name) or 0.0 for action in actions]
+    return round(fmean(values), 4) if values else 0.0
+
+
+def _walled(action: Action) -> bool:
+    if action.result is None:
+        return True
+    return all(action.result.enforcement.get(wall) == "enforced" for wall in WALLS)

@@ -1,0 +1,68 @@
+"""One trajectory: lives in its environment, writes attempts, runs tests, thinks, hands in, is rewarded."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from arl_tangram.client import AsyncTangram
+from arl_tangram.demo.attempts import Plan
+from arl_tangram.demo.verdict import Judge
+from arl_tangram.operations import expect_ok, fetched_files
+from arl_wire.actions import Action
+from arl_wire.errors import TangramError
+
+__all__ = ["Rollout", "roll_out"]
+
+TEST_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class Rollout:
+    plan: Plan
+    reward: float | None = None
+    reason: str = ""
+    actions: list[Action] = field(default_factory=list)
+
+    @property
+    def right(self) -> bool:
+        return self.reward == self.plan.deserves
+
+
+async def roll_out(
+    client: AsyncTangram, judge: Judge, plan: Plan, *, task: str, run: str, on_action: Callable[[Action], None]
+) -> Rollout:
+    """Never raises for what goes wrong in one trajectory: the reward stays None and the reason says why."""
+    rollout = Rollout(plan)
+    trajectory = f"{run}/{plan.name}"
+
+    def note(action: Action) -> Action:
+        rollout.actions.append(action)
+        on_action(action)
+        return action
+
+    try:
+        thinking = iter(plan.thinking_s)
+        note(await client.run(
+            task=task, trajectory=trajectory, argv=["ls", "-la"], files={"problem.py": plan.problem.prompt},
+            timeout_s=TEST_TIMEOUT_S, memory_mib=256,
+        ))  # fmt: skip
+        for attempt in plan.attempts:
+            await asyncio.sleep(next(thinking))
+            note(await client.run(
+                task=task, trajectory=trajectory, argv=["python3", "-m", "doctest", "solution.py"],
+                files={"solution.py": attempt.code}, timeout_s=TEST_TIMEOUT_S, memory_mib=256,
+            ))  # fmt: skip
+        await asyncio.sleep(next(thinking))
+        handed_in = note(await client.run(
+            task=task, trajectory=trajectory, argv=["true"], files={"solution.py": plan.attempts[-1].code},
+            fetch=["solution.py"], memory_mib=256,
+        ))  # fmt: skip
+        solution = fetched_files(expect_ok(handed_in))["solution.py"].decode()
+        verdict = await judge.score(plan.problem, solution, trajectory=trajectory)
+        for action in verdict.actions:
+            note(action)
+        rollout.reward, rollout.reason = verdict.reward, verdict.reason
+        await client.end_trajectory(task, trajectory)
+    except (TangramError, KeyError, ValueError) as error:
+        rollout.reason = f"{type(error).__name__}: {error}"
+    return rollout

@@ -1,0 +1,107 @@
+"""A reward that the rewarded code cannot reach.
+
+1. The test runs against the reference solution and its calls are recorded (once per problem).
+2. The handed-in code runs on those inputs in a fresh environment that holds no test and no answer.
+3. The test runs against the recorded outputs in another environment, which holds no handed-in code.
+
+Between 2 and 3 only plain data crosses, read by exact type and never evaluated.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+from arl_core.states import Outcome
+from arl_tangram.client import AsyncTangram
+from arl_tangram.demo.problems import Problem
+from arl_tangram.operations import expect_ok, fetched_files
+from arl_wire.actions import Action
+
+__all__ = ["Judge", "Verdict"]
+
+SCORE_TIMEOUT_S = 4.0
+TRUSTED_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reward` None: not the candidate's fault, to be masked and never to count as 0."""
+
+    reward: float | None
+    reason: str
+    actions: tuple[Action, ...]
+
+
+class Judge:
+    def __init__(self, client: AsyncTangram, *, task: str) -> None:
+        self._client = client
+        self._task = task
+        self._recorded: dict[str, asyncio.Task[list[object]]] = {}
+
+    async def score(self, problem: Problem, solution: str, *, trajectory: str) -> Verdict:
+        """Run what was handed in, then judge what it put out."""
+        calls = await self._calls_of(problem, trajectory)
+        request = {"solution": solution, "entry_point": problem.entry_point, "calls": calls}
+        ran = await self._program("candidate", request, trajectory, timeout_s=SCORE_TIMEOUT_S, fetch=["outputs.json"])
+        if ran.outcome in (Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.DEADLINE_IN_QUEUE):
+            return Verdict(None, f"masked: {ran.outcome} {ran.reason or ''}", (ran,))
+        outputs = _plain_list(fetched_files(ran).get("outputs.json"))
+        if ran.outcome is not Outcome.OK or outputs is None or len(outputs) != len(calls):
+            return Verdict(0.0, f"no outputs: {ran.outcome}", (ran,))
+        judged = await self._program(
+            "judge",
+            {"problem": problem.statement(), "calls": calls, "outputs": outputs},
+            trajectory,
+            timeout_s=TRUSTED_TIMEOUT_S,
+        )
+        return _verdict(ran, judged)
+
+    async def _calls_of(self, problem: Problem, trajectory: str) -> list[object]:
+        """Recorded once per problem, whoever asks first."""
+        if problem.task_id not in self._recorded:
+            self._recorded[problem.task_id] = asyncio.create_task(self._record(problem, trajectory))
+        return await self._recorded[problem.task_id]
+
+    async def _record(self, problem: Problem, trajectory: str) -> list[object]:
+        ran = expect_ok(await self._program("record", problem.statement(), trajectory, timeout_s=TRUSTED_TIMEOUT_S))
+        calls: list[object] = json.loads(ran.result.stdout.text if ran.result else "[]")
+        return calls
+
+    async def _program(
+        self, name: str, request: object, trajectory: str, *, timeout_s: float, fetch: list[str] | None = None
+    ) -> Action:
+        return await self._client.run(
+            task=self._task,
+            argv=["python3", f"{name}.py"],
+            files={f"{name}.py": _program_text(name), "codec.py": _program_text("codec")},
+            stdin=json.dumps(request),
+            fetch=fetch or [],
+            timeout_s=timeout_s,
+            memory_mib=256,
+            retries=2,
+            trajectory=trajectory,
+            scope="ephemeral",
+        )
+
+
+def _verdict(ran: Action, judged: Action) -> Verdict:
+    if judged.outcome is not Outcome.OK or judged.result is None:
+        # Data that the judge could not even read is not an answer; trouble of ours is not a zero.
+        fault = judged.outcome in (Outcome.USER_ERROR, Outcome.LIMIT_EXCEEDED, Outcome.USER_TIMEOUT)
+        return Verdict(0.0 if fault else None, f"judge: {judged.outcome}", (ran, judged))
+    said = json.loads(judged.result.stdout.text)
+    return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], (ran, judged))
+
+
+def _plain_list(content: bytes | None) -> list[object] | None:
+    """A JSON list of objects, or None: what untrusted code wrote is taken for nothing else."""
+    try:
+        value = json.loads(content or b"")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else None
+
+
+def _program_text(name: str) -> str:
+    return files("arl_tangram.demo.programs").joinpath(f"{name}.py").read_text()

@@ -1,0 +1,282 @@
+"""What the clients do, without I/O: each operation yields requests and pauses, and returns a value.
+
+The sync and the async client drive the same generators, so neither can drift from the other.
+"""
+
+import random
+from base64 import b64decode
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+from pydantic import BaseModel
+
+from arl_core.states import Outcome
+from arl_wire.actions import (
+    Action,
+    ActionPage,
+    BatchAccepted,
+    SubmitAction,
+    SubmitBatch,
+    WaitRequest,
+    WaitResponse,
+)
+from arl_wire.errors import Problem, TangramError, Unavailable, error_from
+from arl_wire.nodes import NodeList
+
+__all__ = [
+    "ActionFailed",
+    "BatchRefused",
+    "Call",
+    "Operation",
+    "Pause",
+    "Reply",
+    "WaitTimeout",
+    "cancel",
+    "end_trajectory",
+    "expect_ok",
+    "fetched_files",
+    "get",
+    "list_actions",
+    "nodes",
+    "run",
+    "submit",
+    "submit_many",
+    "wait",
+    "wait_any",
+]
+
+WAIT_CHUNK_S = 30.0
+BATCH = 1000
+REPLY_MARGIN_S = 30.0
+RETRY_STATUS = frozenset({429, 502, 503, 504})
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+
+class WaitTimeout(TimeoutError):
+    """The time to wait is over; the actions go on, and `pending` names them."""
+
+    def __init__(self, pending: Sequence[UUID]) -> None:
+        super().__init__(f"{len(pending)} actions have not settled in time; they go on")
+        self.pending = tuple(pending)
+
+
+class BatchRefused(TangramError):
+    """Some actions of a batch were refused. `accepted` and `refused` are by index; the accepted ones run."""
+
+    code, status, title = "batch_refused", 422, "Part of the batch was refused"
+
+    def __init__(self, accepted: Mapping[int, UUID], refused: Mapping[int, TangramError]) -> None:
+        first = min(refused)
+        super().__init__(f"{len(refused)} of {len(refused) + len(accepted)} refused; item {first}: {refused[first]}")
+        self.accepted = dict(accepted)
+        self.refused = dict(refused)
+
+
+class ActionFailed(TangramError):
+    """An action that had to succeed did not."""
+
+    code, status, title = "action_failed", 409, "The action did not succeed"
+
+    def __init__(self, action: Action) -> None:
+        cause = action.message or action.reason or (action.result.stderr.text[-500:] if action.result else "")
+        super().__init__(f"action {action.id} settled as {action.outcome}: {cause}".rstrip(": \n"))
+        self.action = action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    method: str
+    path: str
+    query: Mapping[str, str | float | int] | None = None
+    body: BaseModel | None = None
+    headers: Mapping[str, str] | None = None
+    timeout_s: float = REPLY_MARGIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`status` 0 stands for no answer at all; `content` then says why."""
+
+    status: int
+    content: bytes
+    retry_after_s: float | None = None
+
+
+Value = TypeVar("Value")
+Operation = Generator[Call | Pause, Reply | None, Value]
+
+
+def submit(action: SubmitAction, *, wait_s: float, patience_s: float) -> Operation[Action]:
+    """One key for all tries: however often this is sent, there is one action."""
+    call = Call(
+        method="POST",
+        path="/v1/actions",
+        query={"wait": wait_s} if wait_s else None,
+        body=action,
+        headers={"idempotency-key": uuid4().hex},
+        timeout_s=wait_s + REPLY_MARGIN_S,
+    )
+    return Action.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operation[list[UUID]]:
+    """Ids in the order of `actions`. Raises `BatchRefused` if any was refused; the others run."""
+    accepted: dict[int, UUID] = {}
+    refused: dict[int, TangramError] = {}
+    for start in range(0, len(actions), BATCH):
+        call = Call(
+            method="POST",
+            path="/v1/actions:batch",
+            body=SubmitBatch(actions=list(actions[start : start + BATCH])),
+            headers={"idempotency-key": uuid4().hex},
+        )
+        answer = BatchAccepted.model_validate_json((yield from _answered(call, patience_s)))
+        for index, item in enumerate(answer.items, start):
+            if item.problem is not None:
+                refused[index] = error_from(item.problem)
+            elif item.id is not None:
+                accepted[index] = item.id
+    if refused:
+        raise BatchRefused(accepted, refused)
+    return [accepted[index] for index in range(len(actions))]
+
+
+def run(action: SubmitAction, *, timeout_s: float | None, patience_s: float) -> Operation[Action]:
+    """Submit and wait for the outcome."""
+    first = _chunk(timeout_s)
+    found = yield from submit(action, wait_s=first, patience_s=patience_s)
+    if found.settled_at is not None:
+        return found
+    left = None if timeout_s is None else timeout_s - first
+    return (yield from wait([found.id], timeout_s=left, patience_s=patience_s))[0]
+
+
+def wait(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
+    """All of them, in the order asked. Raises `WaitTimeout`, and `NotFound` for an id that is not ours."""
+    settled: dict[UUID, Action] = {}
+    left = timeout_s
+    while pending := [id for id in dict.fromkeys(ids) if id not in settled]:
+        chunk = _chunk(left)
+        answer = yield from _wait_once(pending[:BATCH], until="all", chunk=chunk, patience_s=patience_s)
+        settled |= {action.id: action for action in answer.settled}
+        if left is not None and answer.pending:
+            left -= chunk
+            if left <= 0:
+                raise WaitTimeout([id for id in pending if id not in settled])
+    return [settled[id] for id in ids]
+
+
+def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
+    """At least one of them, settled."""
+    left = timeout_s
+    while True:
+        chunk = _chunk(left)
+        answer = yield from _wait_once(ids[:BATCH], until="any", chunk=chunk, patience_s=patience_s)
+        if answer.settled:
+            return answer.settled
+        if left is not None:
+            left -= chunk
+            if left <= 0:
+                raise WaitTimeout(ids)
+
+
+def get(id: UUID, *, wait_s: float, patience_s: float) -> Operation[Action]:
+    query = {"wait": wait_s} if wait_s else None
+    call = Call(method="GET", path=f"/v1/actions/{id}", query=query, timeout_s=wait_s + REPLY_MARGIN_S)
+    return Action.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def list_actions(query: Mapping[str, str | int], *, patience_s: float) -> Operation[ActionPage]:
+    call = Call(method="GET", path="/v1/actions", query=query)
+    return ActionPage.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def cancel(id: UUID, *, patience_s: float) -> Operation[Action]:
+    call = Call(method="DELETE", path=f"/v1/actions/{id}")
+    return Action.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def end_trajectory(task: str, trajectory: str, *, patience_s: float) -> Operation[None]:
+    call = Call(method="DELETE", path=f"/v1/trajectories/{quote(trajectory, safe='')}", query={"task": task})
+    yield from _answered(call, patience_s)
+
+
+def nodes(*, patience_s: float) -> Operation[NodeList]:
+    call = Call(method="GET", path="/v1/admin/nodes")
+    return NodeList.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def fetched_files(action: Action) -> dict[str, bytes]:
+    """The files an action was asked to fetch, by path."""
+    if action.result is None:
+        return {}
+    return {path: b64decode(content) for path, content in action.result.files.items()}
+
+
+def expect_ok(action: Action) -> Action:
+    """The action itself, or `ActionFailed` for any other outcome."""
+    if action.outcome is not Outcome.OK:
+        raise ActionFailed(action)
+    return action
+
+
+def _wait_once(
+    ids: Sequence[UUID], *, until: Any, chunk: float, patience_s: float
+) -> Generator[Call | Pause, Reply | None, WaitResponse]:
+    body = WaitRequest(ids=list(ids), until=until, timeout_s=chunk)
+    call = Call(method="POST", path="/v1/actions:wait", body=body, timeout_s=chunk + REPLY_MARGIN_S)
+    answer = WaitResponse.model_validate_json((yield from _answered(call, patience_s)))
+    if answer.unknown:
+        raise error_from(
+            Problem(title="Not found", status=404, code="not_found", detail=f"unknown actions: {_some(answer.unknown)}")
+        )
+    return answer
+
+
+def _answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | None, bytes]:
+    """The body of a 2xx answer. No answer, and answers that ask to come back, are tried again for `patience_s`."""
+    waited, pause = 0.0, FIRST_PAUSE_S
+    while True:
+        reply = yield call
+        if reply is None:
+            raise RuntimeError("the driver sent no reply to a call")
+        if 200 <= reply.status < 300:
+            return reply.content
+        if reply.status and reply.status not in RETRY_STATUS:
+            raise _error(reply)
+        if waited >= patience_s:
+            raise _error(reply)
+        seconds = max(pause * random.uniform(0.5, 1.0), reply.retry_after_s or 0.0)
+        yield Pause(seconds)
+        waited += seconds
+        pause = min(pause * 2, LONGEST_PAUSE_S)
+
+
+def _error(reply: Reply) -> TangramError:
+    if reply.status == 0:
+        return Unavailable(f"the gateway does not answer: {reply.content.decode()}")
+    try:
+        return error_from(Problem.model_validate_json(reply.content), retry_after_s=reply.retry_after_s)
+    except ValueError:
+        text = reply.content[:200].decode(errors="replace")
+        return error_from(
+            Problem(title="Error", status=reply.status, code="error", detail=f"HTTP {reply.status}: {text}")
+        )
+
+
+def _chunk(left: float | None) -> float:
+    return WAIT_CHUNK_S if left is None else max(0.0, min(WAIT_CHUNK_S, left))
+
+
+def _some(ids: Iterable[UUID]) -> str:
+    shown = [str(id) for id in ids]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

@@ -1,0 +1,87 @@
+"""What an action may be told, as keyword arguments."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
+
+from pydantic import ValidationError
+
+from arl_wire.actions import SubmitAction
+from arl_wire.errors import FieldError, ValidationFailed
+
+__all__ = ["ExecOptions", "exec_action"]
+
+
+class ExecOptions(TypedDict, total=False):
+    """The fields of `SubmitAction`, flat. Give exactly one of `argv` and `source`."""
+
+    task: str
+    argv: Sequence[str]
+    source: str
+    """A Python program, run as __main__."""
+    trajectory: str
+    step: int
+    scope: Literal["ephemeral", "trajectory"]
+    """Default: `trajectory` where a trajectory is named, else `ephemeral`."""
+    idle_ttl_s: int
+    stdin: str
+    env: Mapping[str, str]
+    cwd: str
+    files: Mapping[str, bytes | str]
+    """Written before the start, by path below the working directory."""
+    fetch: Sequence[str]
+    """Paths of files to return."""
+    timeout_s: float
+    cpu: float | tuple[float, float]
+    """Cores, or (min, max)."""
+    memory_mib: int
+    disk_mib: int
+    pids: int
+    parallel_fraction: float
+    """Amdahl fraction of the elastic range of `cpu`."""
+    priority: int
+    deadline_s: float
+    retries: int
+    idempotent: bool
+    require: Sequence[Literal["cpu", "memory", "pids", "disk"]]
+    labels: Mapping[str, str]
+
+
+_DEMAND = ("memory_mib", "disk_mib", "pids")
+_FLAT = (
+    "task", "trajectory", "step", "source", "stdin", "env", "cwd", "timeout_s", "priority", "deadline_s", "retries",
+    "idempotent", "labels",
+)  # fmt: skip
+
+
+def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
+    """The action that these options describe. Raises `ValidationFailed` naming the field."""
+    given: dict[str, Any] = dict(options)
+    body: dict[str, Any] = {name: given[name] for name in _FLAT if name in given}
+    body |= {name: list(given[name]) for name in ("argv", "fetch", "require") if name in given}
+    body["files"] = {path: _encoded(content) for path, content in given.get("files", {}).items()}
+    body["environment"] = {"scope": given.get("scope") or ("trajectory" if "trajectory" in given else "ephemeral")}
+    if "idle_ttl_s" in given:
+        body["environment"]["idle_ttl_s"] = given["idle_ttl_s"]
+    body["demand"] = {name: given[name] for name in _DEMAND if name in given}
+    if "cpu" in given:
+        cpu = given["cpu"]
+        body["demand"]["cpu"] = {"min": cpu[0], "max": cpu[1]} if isinstance(cpu, tuple) else cpu
+    if "parallel_fraction" in given:
+        body["elasticity"] = {"model": "amdahl", "parallel_fraction": given["parallel_fraction"]}
+    try:
+        return SubmitAction.model_validate(body)
+    except ValidationError as error:
+        raise _failed(error) from None
+
+
+def _encoded(content: bytes | str) -> str:
+    return b64encode(content.encode() if isinstance(content, str) else content).decode()
+
+
+def _failed(error: ValidationError) -> ValidationFailed:
+    fields = [
+        FieldError(field=".".join(str(part) for part in entry["loc"]) or "action", message=entry["msg"])
+        for entry in error.errors(include_input=False, include_url=False)
+    ]
+    return ValidationFailed("; ".join(f"{field.field}: {field.message}" for field in fields), errors=fields)
