@@ -90,7 +90,7 @@ class EmbeddedPostgres:
         postgres = binaries_for(self.home) / "postgres"
         return [str(postgres), "-D", str(self.home.data), "-c", f"config_file={self.home.config_file}"]
 
-    async def before_start(self, *, grace_s: float = 3.0) -> None:
+    async def before_start(self, *, grace_s: float = 1.0) -> None:
         """Wait for what is left of an earlier server to go, and clear its stale files.
 
         Backends leave by themselves when they see that their postmaster is gone. Those still there after

@@ -137,6 +137,10 @@ class TestMemory:
         report = await sandbox.run(a_program(children, timeout_s=25))
         assert (report.outcome, report.reason) == ("limit_exceeded", "memory")
 
+    async def test_the_kernel_picks_the_action_before_the_agent(self, sandbox: Bench) -> None:
+        report = await sandbox.run(a_command("cat", "/proc/self/oom_score_adj", "/proc/1/oom_score_adj"))
+        assert report.stdout.kept == b"1000\n0\n"
+
     async def test_a_neighbour_does_not_feel_it(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         neighbour = await sandbox.begin(a_command("sleep", "0.5", environment=trajectory))
         assert (await sandbox.run(a_program(MEMORY_BOMB))).outcome == "limit_exceeded"

@@ -95,6 +95,12 @@ class TestRealExecutors:
         assert (report.stdout.kept, report.stderr.kept) == (b"yes\xff", b"no\n")
         assert not report.stdout.truncated
 
+    async def test_the_standard_streams_can_be_opened_by_name(self, real: Bench) -> None:
+        report = await real.run(
+            a_command("sh", "-c", "cat /dev/stdin > /dev/stdout; echo e > /dev/stderr", stdin=b"in")
+        )
+        assert (report.stdout.kept, report.stderr.kept) == (b"in", b"e\n")
+
     async def test_a_signal_of_its_own_is_a_user_error_with_that_signal(self, real: Bench) -> None:
         report = await real.run(a_command("sh", "-c", "kill -SEGV $$"))
         assert (report.outcome, report.exit_code, report.signal) == ("user_error", None, 11)

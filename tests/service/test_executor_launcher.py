@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -170,3 +171,14 @@ async def a_busy_launcher(directory: Path, driver: str) -> tuple[Launcher, set[i
     report.cancel()
     await bench.close()
     return launcher, started
+
+
+class TestRefusal:
+    @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
+    def test_a_host_without_user_namespaces_is_told_what_to_do(self, tmp_path: Path) -> None:
+        """The limit is the outer namespace's own; nothing on the host changes."""
+        forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+        launcher = Launcher(tmp_path, "namespaces", prefix=("unshare", "-Ur", "sh", "-c", forbid, "sh"))
+        with pytest.raises(RuntimeError, match="does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
+            launcher.wait_until_ready()
+        assert launcher.stop()[0] == 3

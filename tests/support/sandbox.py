@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report
+from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, Stream
 from arl_cpu.launcher_client import LauncherClient
 
 END_LIMIT_S = 15
@@ -57,6 +57,23 @@ def _an_attempt(**changes: Any) -> ExecSpec:
     if "environment" not in changes:
         changes["environment"] = an_environment(scope="ephemeral")
     return ExecSpec(**{**defaults, **changes})
+
+
+def a_report(**changes: Any) -> Report:
+    defaults: dict[str, Any] = {
+        "fence": Fence(uuid4(), 2),
+        "outcome": "limit_exceeded",
+        "reason": "memory",
+        "signal": 9,
+        "stdout": Stream(b"\xff\0", 7),
+        "files": {"a": b"\xfe"},
+        "missing_files": ("b",),
+        "run_us": 5,
+        "left_behind": 1,
+        "environment_lost": True,
+        "enforcement": {"memory": "enforced"},
+    }
+    return Report(**{**defaults, **changes})
 
 
 class Bench:
@@ -104,10 +121,10 @@ class Bench:
 class Launcher:
     """The real process, from its «ready» to its end."""
 
-    def __init__(self, directory: Path, driver: str, **variables: str) -> None:
+    def __init__(self, directory: Path, driver: str, prefix: Sequence[str] = (), **variables: str) -> None:
         self.directory, self.socket = directory, directory / "launcher.sock"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "arl_cpu.launcher"],
+            [*prefix, sys.executable, "-m", "arl_cpu.launcher"],
             env={
                 "PATH": os.environ["PATH"],
                 "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -121,17 +138,21 @@ class Launcher:
             stderr=subprocess.PIPE,
         )
         self.pid = self._process.pid
+        self._ended: tuple[int, str] | None = None
 
     def wait_until_ready(self) -> None:
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
+            self._process.wait(END_LIMIT_S)
             raise RuntimeError(self.stop()[1])
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """End it; its exit code and what it complained about."""
-        self._process.send_signal(number)
-        _, errors = self._process.communicate(timeout=END_LIMIT_S)
-        return self._process.returncode, errors.decode()
+        if self._ended is None:
+            self._process.send_signal(number)
+            _, errors = self._process.communicate(timeout=END_LIMIT_S)
+            self._ended = self._process.returncode, errors.decode()
+        return self._ended
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ def demo(
     problems: Annotated[
         Path | None, typer.Option(help="A file in the HumanEval JSONL format, plain or gzipped.")
     ] = None,
-    trajectories: Annotated[int, typer.Option(min=2, max=64, help="Trajectories per problem.")] = 3,
+    trajectories: Annotated[int, typer.Option(min=2, max=64, help="Trajectories per problem.")] = 4,
     seed: Annotated[int, typer.Option(help="Of what is attempted and of the thinking times.")] = 0,
     unsafe_local: Annotated[
         bool, typer.Option(help="Where no sandbox works: bundled problems, without isolation.")

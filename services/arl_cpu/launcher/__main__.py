@@ -115,6 +115,8 @@ def _serve(settings: Settings, host: Host) -> int:
     zygote = host.zygote
     loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host))
     try:
+        if host.in_namespaces and _would_run_as_root(host.first_host_id):
+            raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
         capabilities = probe(host, settings.directory) if host.in_namespaces else without_walls()
     except NotPossible as problem:
         return _give_up(
@@ -173,6 +175,13 @@ def _first_host_id(suffix: int) -> int | None:
     # Root of a container with few ids: the upper half of its last range.
     first, count = extents[-1]
     return first + count // 2 if count > 2 else None
+
+
+def _would_run_as_root(first_host_id: int | None) -> bool:
+    """Root with no other id to give away. Root of a user's own container is that user outside, and may."""
+    with open("/proc/self/uid_map") as file:
+        inside, outside, _ = map(int, file.readline().split())
+    return first_host_id is None and os.geteuid() == inside and outside == 0
 
 
 def _raise_open_files() -> None:

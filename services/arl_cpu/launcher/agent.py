@@ -29,7 +29,7 @@ _CONVERGE_S = 0.2
 _DEATH_S = 0.6
 _LOOK_AGAIN_S = 0.0005
 _MIB = 1 << 20
-_OOM_FIRST, _OOM_LAST = "1000", "0"
+_OOM_FIRST, _OOM_LAST = b"1000", b"0"
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
@@ -53,8 +53,10 @@ def _serve(channel: Channel, walls: Walls) -> None:
     setup = Setup.of(received[0])
     try:
         os.setsid()
+        # Opened before the walls: later these files of the agent are closed to its own uid.
+        oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         walls.raise_around(setup)
-        agent = _Agent(channel, walls, setup)
+        agent = _Agent(channel, walls, setup, oom_score)
     except OSError as error:
         channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
         return
@@ -63,8 +65,8 @@ def _serve(channel: Channel, walls: Walls) -> None:
 
 
 class _Agent:
-    def __init__(self, channel: Channel, walls: Walls, setup: Setup) -> None:
-        self._channel, self._walls, self._setup = channel, walls, setup
+    def __init__(self, channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
+        self._channel, self._walls, self._setup, self._oom_score = channel, walls, setup, oom_score
         self._files = workspace.Workspace(setup.workspace)
         self._action: _Action | None = None
         woken, waker = socket.socketpair()
@@ -119,7 +121,7 @@ class _Agent:
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGCONT)
         # The kernel's choice among processes of this environment must fall on the action, not on the agent.
-        _set_oom_score(_OOM_FIRST)
+        self._set_oom_score(_OOM_FIRST)
         try:
             if header["argv"] is None:
                 action.pid = _fork_source(source.decode(), header["env"], cwd, stdio, self._setup.base_prefix)
@@ -129,9 +131,13 @@ class _Agent:
             self._report_unstarted(action, error, stdio[2])
             return
         finally:
-            _set_oom_score(_OOM_LAST)
+            self._set_oom_score(_OOM_LAST)
         self._action = action
         self._channel.send({"op": "started"})
+
+    def _set_oom_score(self, score: bytes) -> None:
+        with contextlib.suppress(PermissionError):  # a host may have set a higher floor
+            os.pwrite(self._oom_score, score, 0)
 
     def _refuse(self, message: str) -> None:
         self._channel.send({"op": "exited", "refused": message})
@@ -245,11 +251,6 @@ def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, i
 def _children_cpu_us() -> int:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
-
-
-def _set_oom_score(score: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(score)
 
 
 def _use_null_for_standard_files() -> None:
