@@ -1,10 +1,24 @@
 """An action as clients submit and see it."""
 
+import binascii
+from base64 import b64decode, b64encode
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    EncodedBytes,
+    EncoderProtocol,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from arl_core.states import Outcome, State
 from arl_wire.errors import Problem
@@ -51,6 +65,30 @@ def _relative_path(path: str) -> str:
     return path
 
 
+class _StrictBase64(EncoderProtocol):
+    """RFC 4648 §4. Pydantic's own decoder drops characters that are none, and so changes files silently."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        try:
+            return b64decode(data, validate=True)
+        except binascii.Error as error:
+            raise PydanticCustomError("base64_decode", "is not base64: {reason}", {"reason": str(error)}) from None
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return b64encode(value)
+
+    @classmethod
+    def get_json_format(cls) -> str:
+        return "base64"
+
+
+def _cpu_form(value: Any) -> str:
+    return "range" if isinstance(value, (dict, CpuRange)) else "cores"
+
+
+Base64 = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
 Text = Annotated[str, AfterValidator(_no_nul)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
@@ -84,7 +122,11 @@ class Demand(_Strict):
     trajectory's environment are held until it ends and are set by its first action.
     """
 
-    cpu: Cpu | CpuRange = 1
+    cpu: Annotated[
+        Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
+        Discriminator(_cpu_form),
+        Field(description="Cores, or the least and the most of them"),
+    ] = 1
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory")
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
@@ -168,7 +210,7 @@ class SubmitAction(_Strict):
     stdin: Text = Field(default="", max_length=8 << 20)
     env: dict[VariableName, Text] = Field(default_factory=dict, max_length=256)
     cwd: RelativePath | None = Field(default=None, description="Below the working directory")
-    files: dict[RelativePath, Base64Bytes] = Field(
+    files: dict[RelativePath, Base64] = Field(
         default_factory=dict, max_length=MAX_FILES, description="Written before the start; contents in base64"
     )
     fetch: list[RelativePath] = Field(

@@ -138,7 +138,8 @@ class TestMemory:
         assert (report.outcome, report.reason) == ("limit_exceeded", "memory")
 
     async def test_the_kernel_picks_the_action_before_the_agent(self, sandbox: Bench) -> None:
-        report = await sandbox.run(a_command("cat", "/proc/self/oom_score_adj", "/proc/1/oom_score_adj"))
+        scores = "sleep 0.2; cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
+        report = await sandbox.run(a_command("sh", "-c", scores))
         assert report.stdout.kept == b"1000\n0\n"
 
     async def test_a_neighbour_does_not_feel_it(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:

@@ -179,6 +179,6 @@ class TestRefusal:
         """The limit is the outer namespace's own; nothing on the host changes."""
         forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
         launcher = Launcher(tmp_path, "namespaces", prefix=("unshare", "-Ur", "sh", "-c", forbid, "sh"))
-        with pytest.raises(RuntimeError, match="does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
+        with pytest.raises(RuntimeError, match=r"does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
             launcher.wait_until_ready()
         assert launcher.stop()[0] == 3

@@ -75,5 +75,5 @@ class TestFilter:
         instructions = list(struct.iter_unpack("HBBI", code))
         assert instructions[-1] == (0x06, 0, 0, 0x7FFF0000)
         assert len(instructions) < 4096
-        for index, (_, if_true, if_false, _) in enumerate(instructions):
+        for index, (_, if_true, if_false, _) in enumerate(instructions[:-1]):
             assert index + 1 + max(if_true, if_false) < len(instructions)

@@ -70,7 +70,9 @@ class System:
         async with asyncio.timeout(READY_S):
             while not await self._is_ready(name):
                 if self.processes[name].poll() is not None:
-                    raise RuntimeError(f"{name} ended with {self.processes[name].returncode}:\n{self.log(name)[-4000:]}")
+                    raise RuntimeError(
+                        f"{name} ended with {self.processes[name].returncode}:\n{self.log(name)[-4000:]}"
+                    )
                 await asyncio.sleep(0.02)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:

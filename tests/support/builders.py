@@ -1,0 +1,123 @@
+"""Values with sensible defaults, so that a test says only what it is about."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from arl_core.elasticity import Amdahl
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
+from arl_core.plan import Snapshot
+from arl_core.reclaim import HeldRow, NodeLease
+from arl_core.states import State
+from arl_core.waiting import WaitingIndex
+from arl_wire.internal import QueuedAction
+
+__all__ = [
+    "EPOCH",
+    "a_class",
+    "a_held_row",
+    "a_lease",
+    "a_pool",
+    "a_queued_row",
+    "a_snapshot",
+    "an_action",
+    "numbered",
+]
+
+EPOCH = UUID(int=7)
+
+
+def numbered(number: int) -> UUID:
+    """Ids in order of their number."""
+    return UUID(int=number)
+
+
+def a_class(key: int = 1, *, shape: Shape = Shape.DIVISIBLE, **minimum: int) -> ActionClass:
+    amounts = minimum or {"cpu_milli": 1000}
+    elastic = None
+    if "cpu_milli" in amounts:
+        choices = tuple(amounts["cpu_milli"] * width for width in (1, 2, 4) if amounts["cpu_milli"])
+        elastic = Elastic("cpu_milli", choices, Amdahl(0.9)) if choices else None
+    return ActionClass(key=key, kind="exec", shape=shape, demand=Demand(amounts, elastic))
+
+
+def an_action(
+    number: int,
+    *,
+    cls: ActionClass | None = None,
+    submitted: float | None = None,
+    priority: int = 0,
+    environment: Environment | None = None,
+    **minimum: int,
+) -> Waiting:
+    chosen = cls or a_class(key=hash(tuple(sorted(minimum.items()))), **minimum)
+    return Waiting(
+        id=numbered(number),
+        cls=chosen,
+        task=1,
+        submitted=float(number) if submitted is None else submitted,
+        grant_no=0,
+        priority=priority,
+        environment=environment,
+    )
+
+
+def a_pool(node: int = 1, *, shape: Shape = Shape.DIVISIBLE, accepting: bool = True, environments: int = 0,
+           devices: Sequence[int] = (), free: Mapping[str, int] | None = None, **capacity: int) -> Pool:  # fmt: skip
+    amounts = capacity or {"cpu_milli": 2000}
+    return Pool(
+        node=node,
+        kind="cpu",
+        shape=shape,
+        capacity=amounts,
+        free=dict(free if free is not None else amounts),
+        accepting=accepting,
+        environments=environments,
+        free_devices=tuple(devices),
+    )
+
+
+def a_snapshot(
+    *, queued: Sequence[Waiting] = (), pools: Sequence[Pool] = (), running: Sequence[Running] = ()
+) -> Snapshot:
+    index = WaitingIndex()
+    for action in queued:
+        index.add(action)
+    return Snapshot(now=1000.0, queues=tuple(index.queues()), pools=tuple(pools), running=tuple(running))
+
+
+def a_lease(node: int = 1, *, epoch: UUID = EPOCH, silent_s: float = 0.0) -> NodeLease:
+    return NodeLease(node=node, epoch=epoch, silent_s=silent_s)
+
+
+def a_held_row(**changed: Any) -> HeldRow:
+    values: dict[str, Any] = {
+        "fence": Fence(numbered(1), 1),
+        "state": State.RUNNING,
+        "node": 1,
+        "node_epoch": EPOCH,
+        "environment": None,
+        "environment_live": True,
+        "failures": 0,
+        "retries": 0,
+        "idempotent": False,
+    }
+    return HeldRow(**(values | changed))
+
+
+def a_queued_row(
+    number: int, *, trajectory: str | None = None, persistent: bool = False, **changed: Any
+) -> QueuedAction:
+    values: dict[str, Any] = {
+        "id": numbered(number),
+        "queue_id": 1,
+        "kind": "exec",
+        "trajectory": trajectory,
+        "submitted": float(number),
+        "class_key": 1,
+        "shape": "divisible",
+        "demand": {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10},
+        "environment": {"scope": "trajectory" if persistent else "ephemeral"},
+    }
+    return QueuedAction(**(values | changed))

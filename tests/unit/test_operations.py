@@ -1,0 +1,147 @@
+"""The SDK's operations, driven by hand: no network, no time."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from arl_core.states import Outcome, State
+from arl_tangram import operations
+from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
+from arl_tangram.options import exec_action
+from arl_wire.actions import Action, BatchAccepted, BatchItem, WaitResponse
+from arl_wire.errors import NotFound, Unavailable, ValidationFailed
+from support.builders import numbered
+
+
+def an_answer(number: int = 1, *, settled: bool = True) -> Action:
+    now = datetime.now(UTC)
+    return Action(
+        id=numbered(number), task="t", kind="exec", created_at=now, settled_at=now if settled else None,
+        state=State.SETTLED if settled else State.QUEUED, outcome=Outcome.OK if settled else None,
+    )  # fmt: skip
+
+
+def drive(operation: Operation[Any], server: Callable[[Call], Reply]) -> tuple[Any, list[Call], float]:
+    """The value, the calls and the seconds paused."""
+    calls: list[Call] = []
+    paused, reply = 0.0, None
+    while True:
+        try:
+            step = operation.send(reply)
+        except StopIteration as end:
+            return end.value, calls, paused
+        if isinstance(step, Pause):
+            paused += step.seconds
+            reply = None
+        else:
+            calls.append(step)
+            reply = server(step)
+
+
+def replies(*answers: Reply) -> Callable[[Call], Reply]:
+    left = list(answers)
+    return lambda call: left.pop(0)
+
+
+ACTION = exec_action(task="t", argv=["true"])
+SETTLED = Reply(200, an_answer().model_dump_json().encode())
+
+
+def test_a_submission_rides_out_a_restart_under_one_key() -> None:
+    server = replies(Reply(0, b"ConnectError"), Reply(503, b"{}"), Reply(502, b""), SETTLED)
+    value, calls, _ = drive(operations.submit(ACTION, wait_s=0, patience_s=60), server)
+    assert value.id == numbered(1)
+    assert len({call.headers["idempotency-key"] for call in calls if call.headers}) == 1
+    assert len(calls) == 4
+
+
+def test_two_submissions_have_two_keys() -> None:
+    calls = [drive(operations.submit(ACTION, wait_s=0, patience_s=1), replies(SETTLED))[1][0] for _ in range(2)]
+    assert calls[0].headers != calls[1].headers
+
+
+def test_patience_ends_with_what_went_wrong() -> None:
+    with pytest.raises(Unavailable, match="ConnectError"):
+        drive(operations.get(numbered(1), wait_s=0, patience_s=5), lambda call: Reply(0, b"ConnectError"))
+
+
+def test_retry_after_is_waited_for() -> None:
+    server = replies(Reply(429, b"{}", retry_after_s=3.0), SETTLED)
+    assert drive(operations.get(numbered(1), wait_s=0, patience_s=5), server)[2] >= 3.0
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    body = ValidationFailed("task: is empty").problem().model_dump_json().encode()
+    with pytest.raises(ValidationFailed, match="task"):
+        drive(operations.submit(ACTION, wait_s=0, patience_s=60), replies(Reply(422, body)))
+
+
+def test_run_waits_as_long_as_it_takes() -> None:
+    queued = Reply(202, an_answer(settled=False).model_dump_json().encode())
+    pending = Reply(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
+    settled = Reply(200, WaitResponse(settled=[an_answer()], pending=[]).model_dump_json().encode())
+    value, calls, _ = drive(
+        operations.run(ACTION, timeout_s=None, patience_s=1), replies(queued, pending, pending, settled)
+    )
+    assert value.outcome is Outcome.OK
+    assert [call.path for call in calls] == ["/v1/actions", *["/v1/actions:wait"] * 3]
+
+
+def test_a_wait_that_is_over_names_what_is_pending() -> None:
+    pending = Reply(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
+    with pytest.raises(WaitTimeout) as caught:
+        drive(operations.wait([numbered(1)], timeout_s=40, patience_s=1), lambda call: pending)
+    assert caught.value.pending == (numbered(1),)
+
+
+def test_an_unknown_id_is_not_waited_for() -> None:
+    unknown = Reply(200, WaitResponse(settled=[], pending=[], unknown=[numbered(9)]).model_dump_json().encode())
+    with pytest.raises(NotFound, match=str(numbered(9))):
+        drive(operations.wait([numbered(9)], timeout_s=None, patience_s=1), replies(unknown))
+
+
+def test_wait_answers_in_the_order_asked_and_takes_an_id_twice() -> None:
+    answer = WaitResponse(settled=[an_answer(2), an_answer(1)], pending=[])
+    value, _, _ = drive(
+        operations.wait([numbered(1), numbered(2), numbered(1)], timeout_s=None, patience_s=1),
+        replies(Reply(200, answer.model_dump_json().encode())),
+    )
+    assert [action.id for action in value] == [numbered(1), numbered(2), numbered(1)]
+
+
+def test_a_batch_that_is_refused_in_part_says_which() -> None:
+    items = [BatchItem(id=numbered(1)), BatchItem(problem=ValidationFailed("argv: no").problem())]
+    reply = Reply(202, BatchAccepted(items=items).model_dump_json().encode())
+    with pytest.raises(BatchRefused) as caught:
+        drive(operations.submit_many([ACTION, ACTION], patience_s=1), replies(reply))
+    assert caught.value.accepted == {0: numbered(1)}
+    assert isinstance(caught.value.refused[1], ValidationFailed)
+
+
+def test_a_large_batch_goes_in_parts() -> None:
+    def accept(call: Call) -> Reply:
+        items = [BatchItem(id=UUID(int=n)) for n in range(len(call.body.actions))]  # type: ignore[union-attr]
+        return Reply(202, BatchAccepted(items=items).model_dump_json().encode())
+
+    value, calls, _ = drive(operations.submit_many([ACTION] * 2500, patience_s=1), accept)
+    assert len(value) == 2500
+    assert len(calls) == 3
+
+
+class TestOptions:
+    def test_a_named_trajectory_means_its_environment(self) -> None:
+        assert exec_action(task="t", argv=["true"], trajectory="x").environment.scope == "trajectory"
+        assert exec_action(task="t", argv=["true"]).environment.scope == "ephemeral"
+
+    def test_files_are_given_as_they_are(self) -> None:
+        assert exec_action(task="t", source="1", files={"a": b"\xff", "b": "é"}).files == {
+            "a": b"\xff",
+            "b": "é".encode(),
+        }
+
+    def test_what_is_missing_is_named(self) -> None:
+        with pytest.raises(ValidationFailed, match="task"):
+            exec_action(argv=["true"])

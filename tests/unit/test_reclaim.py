@@ -1,0 +1,58 @@
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from arl_core.reclaim import Verdict, reclaim
+from arl_core.states import State
+from support.builders import EPOCH, a_held_row, a_lease, numbered
+
+TTL_S = 10.0
+HOME = numbered(100)
+LAPSED = {"silent_s": 11.0}
+REPLACED = {"epoch": UUID(int=8)}
+ALIVE: dict[str, Any] = {"silent_s": 9.0}
+
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | None]] = [
+    ("a node that beats keeps what it runs", {}, ALIVE, None),
+    ("without retries a lost run is an infra error", {}, LAPSED, (False, True, "node_lost")),
+    ("with a retry left it is queued again", {"retries": 1}, LAPSED, (True, True, "node_lost")),
+    ("retries are bounded", {"retries": 1, "failures": 1}, LAPSED, (False, True, "node_lost")),
+    ("another epoch is another node", {}, REPLACED, (False, True, "node_lost")),
+    ("what never started did not fail", {"state": State.GRANTED}, LAPSED, (True, False, "node_lost")),
+    ("in an environment it may still run: wait for the node", {"environment": HOME}, LAPSED, None),
+    ("the environment went with the epoch", {"environment": HOME}, REPLACED, (False, True, "environment_lost")),
+    (
+        "a retry in an empty environment would be a false user error",
+        {"environment": HOME, "retries": 3, "idempotent": True},
+        REPLACED,
+        (False, True, "environment_lost"),
+    ),
+    (
+        "a lost environment takes what ran in it",
+        {"environment": HOME, "environment_live": False},
+        ALIVE,
+        (False, True, "environment_lost"),
+    ),
+    (
+        "a grant is lost with the lease, the environment is not",
+        {"environment": HOME, "state": State.GRANTED},
+        LAPSED,
+        (True, False, "node_lost"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "lease", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
+def test_what_becomes_of_a_held_action(
+    row: dict[str, Any], lease: dict[str, Any], expected: tuple[bool, bool, str] | None
+) -> None:
+    held = a_held_row(**row)
+    verdicts = reclaim([held], {1: a_lease(**lease)}, ttl_s=TTL_S)
+    assert verdicts == (() if expected is None else (Verdict(held.fence, *expected),))
+
+
+def test_a_node_that_postgres_does_not_know_is_lost() -> None:
+    (verdict,) = reclaim([a_held_row(node_epoch=EPOCH)], {}, ttl_s=TTL_S)
+    assert verdict.reason == "node_lost"

@@ -1,0 +1,63 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from arl_wire.actions import SubmitAction
+from arl_wire.errors import DemandImpossible, FieldError, NotFound, Problem, Unavailable, error_from
+
+BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"argv": None}, ""),
+        ({"source": "1"}, ""),
+        ({"argv": []}, "argv"),
+        ({"argv": [""]}, ""),
+        ({"argv": ["a\x00b"]}, "argv.0"),
+        ({"argv": None, "source": "\ud800"}, "source"),
+        ({"task": ""}, "task"),
+        ({"task": "a b"}, "task"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"demand": {"cpu": -1}}, "demand.cpu.cores"),
+        ({"demand": {"cpu": {"min": 4, "max": 2}}}, "demand.cpu.range"),
+        ({"demand": {"memory_mib": 1 << 60}}, "demand.memory_mib"),
+        ({"demand": {"bananas": 1}}, "demand.bananas"),
+        ({"files": {"/etc/passwd": ""}}, "files./etc/passwd.[key]"),
+        ({"files": {"a/../../b": ""}}, "files.a/../../b.[key]"),
+        ({"files": {"a": "no base64!"}}, "files.a"),
+        ({"cwd": ".."}, "cwd"),
+        ({"environment": {"scope": "trajectory"}}, ""),
+        ({"environment": {"template": "windows"}}, "environment.template"),
+        ({"elasticity": {"model": "amdahl", "parallel_fraction": 2}}, "elasticity.amdahl.parallel_fraction"),
+        ({"elasticity": {"model": "table", "seconds": {"many": 1}}}, "elasticity.table"),
+        ({"labels": {f"l{n}": "" for n in range(65)}}, "labels"),
+        ({"retries": 11}, "retries"),
+        ({"kind": "teleport"}, "kind"),
+        ({"typo": 1}, "typo"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_name_of_its_field(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SubmitAction.model_validate(BASE | changed)
+    assert field in {".".join(str(part) for part in error["loc"]) for error in caught.value.errors()}
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    action = SubmitAction.model_validate(BASE)
+    assert (action.timeout_s, action.retries, action.environment.scope, action.demand.cpu) == (300, 0, "ephemeral", 1)
+
+
+def test_a_problem_becomes_the_error_it_came_from() -> None:
+    sent = DemandImpossible("too much", errors=[FieldError(field="demand.cpu", message="64 of 2")])
+    received = error_from(Problem.model_validate_json(sent.problem(trace_id="abc").model_dump_json()))
+    assert type(received) is DemandImpossible
+    assert (received.detail, received.errors, received.trace_id) == ("too much", sent.errors, "abc")
+
+
+@pytest.mark.parametrize(("status", "expected"), [(404, NotFound), (503, Unavailable)])
+def test_an_unknown_code_is_the_error_of_its_status(status: int, expected: type[Exception]) -> None:
+    assert type(error_from(Problem(title="", status=status, detail="", code="from_the_future"))) is expected
