@@ -195,6 +195,9 @@ class TestKernel:
 
 
 class TestOtherProcesses:
+    async def test_the_names_of_cgroups_are_not_shown(self, sandbox: Bench) -> None:
+        assert b"tangram" not in (await sandbox.run(a_command("cat", "/proc/self/cgroup"))).stdout.kept
+
     async def test_only_the_environment_s_own_processes_exist(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", COUNT))
         assert int(report.stdout.kept) <= 4  # the agent, sh, ls, wc

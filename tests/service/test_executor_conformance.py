@@ -137,6 +137,20 @@ class TestRealExecutors:
         )
         assert (await real.run(a_program(source))).stdout.kept == b"main\nthread\nexit\n"
 
+    @pytest.mark.parametrize(
+        ("source", "written"),
+        [
+            ("kept = open('out', 'w'); kept.write('unclosed')", b"unclosed"),
+            ("import sys; sys.stdout = open('out', 'w'); print('redirected', end='')", b"redirected"),
+            ("import sys; sys.stdout.close(); open('out', 'w').write('closed')", b"closed"),
+        ],
+    )
+    async def test_source_ends_as_a_program_does_with_its_files_written(
+        self, real: Bench, source: str, written: bytes
+    ) -> None:
+        report = await real.run(a_program(source, fetch=("out",)))
+        assert (report.exit_code, report.files) == (0, {"out": written})
+
     async def test_files_go_in_and_come_out(self, real: Bench) -> None:
         blob = bytes(range(256)) * 4096
         files = {"data/in.bin": blob}

@@ -4,12 +4,16 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+import arl_core
+import arl_cpu
 from arl_cpu.executor import Report
 from arl_cpu.launcher_client import LauncherClient
 from support.conditions import eventually, is_running
@@ -182,3 +186,12 @@ class TestRefusal:
         with pytest.raises(RuntimeError, match=r"does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
             launcher.wait_until_ready()
         assert launcher.stop()[0] == 3
+
+
+def test_the_launcher_needs_the_standard_library_alone() -> None:
+    """What it imports is in the memory of every warm action. Without site there are no other packages."""
+    roots = {str(Path(str(package.__file__)).parents[1]) for package in (arl_core, arl_cpu)}
+    source = "import sys, arl_cpu.launcher.__main__; print('asyncio' in sys.modules)"
+    command = [sys.executable, "-S", "-c", source]
+    result = subprocess.run(command, env={"PYTHONPATH": ":".join(roots)}, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("False\n", "")

@@ -87,7 +87,6 @@ def _run(settings: Settings) -> int:
     if tree is not None:
         tree.sweep()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    _raise_open_files()
     loop = Loop()
     host = Host(
         loop=loop,
@@ -98,6 +97,7 @@ def _run(settings: Settings) -> int:
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
     )
+    _raise_open_files()  # after the fork: an agent closes every number below its limit
     try:
         return _serve(settings, host)
     finally:

@@ -64,6 +64,8 @@ def open_sources(base_prefix: str) -> Sources:
     sources = Sources({}, {}, {}, {})
     for path in (*_SYSTEM, *(f"etc/{name}" for name in _ETC)):
         _open_source(sources, path)
+    if base_prefix == "/":
+        raise OSError("the interpreter's prefix is the whole host")
     if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
         sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
     for name in _DEVICES:

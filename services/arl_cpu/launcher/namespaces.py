@@ -21,6 +21,8 @@ class Namespaces:
     """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
 
     def raise_around(self, setup: Setup) -> None:
+        # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
+        syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         sources = mounts.open_sources(setup.base_prefix)
         _take_the_one_id()
         mounts.build_root(sources, setup)

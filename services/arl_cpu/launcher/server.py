@@ -3,7 +3,7 @@
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -89,8 +89,11 @@ class Server:
             self._manager.send({"lost": str(event.id), "reason": event.lost_reason})
 
 
+_Serve = Callable[["_Connection", Mapping[str, Any]], None]
+
+
 class _Connection:
-    def __init__(self, loop: Loop, connected: socket.socket, serve: Any) -> None:
+    def __init__(self, loop: Loop, connected: socket.socket, serve: "_Serve") -> None:
         self._loop, self._socket, self._serve = loop, connected, serve
         self._frames = FrameReader()
         self._outgoing = bytearray()

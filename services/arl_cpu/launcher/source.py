@@ -1,6 +1,7 @@
 """Python source as `__main__` of an interpreter that is already warm."""
 
 import atexit
+import gc
 import io
 import linecache
 import os
@@ -17,6 +18,7 @@ from .syscalls import PR_SET_DUMPABLE, prctl
 __all__ = ["run_source"]
 
 _NAME = "main.py"
+_CANNOT_FLUSH, _INTERRUPTED = 120, 130
 
 
 def run_source(source: str, env: Mapping[str, str], base_prefix: str) -> NoReturn:
@@ -27,8 +29,9 @@ def run_source(source: str, env: Mapping[str, str], base_prefix: str) -> NoRetur
     os.environ.update(env)
     _open_standard_files()
     _look_like_the_base_interpreter(base_prefix)
-    code = _execute(source)
-    os._exit(_end(code))
+    main = types.ModuleType("__main__")
+    code = _execute(source, main)
+    os._exit(_end(code, main))
 
 
 def _open_standard_files() -> None:
@@ -56,8 +59,7 @@ def _look_like_the_base_interpreter(base_prefix: str) -> None:
     sys.path_importer_cache.clear()
 
 
-def _execute(source: str) -> int:
-    main = types.ModuleType("__main__")
+def _execute(source: str, main: types.ModuleType) -> int:
     main.__file__ = _NAME
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
@@ -66,6 +68,9 @@ def _execute(source: str) -> int:
         exec(compile(source, _NAME, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # it is the job
     except SystemExit as end:
         return _exit_code(end.code)
+    except KeyboardInterrupt as error:
+        _show(error)
+        return _INTERRUPTED
     except BaseException as error:  # noqa: BLE001  # as the interpreter itself does at the end of a program
         _show(error)
         return 1
@@ -92,15 +97,25 @@ def _show(error: BaseException) -> None:
     traceback.print_exception(error)
 
 
-def _end(code: int) -> int:
-    """Threads, exit handlers and buffers, in the order of a normal end."""
+def _end(code: int, main: types.ModuleType) -> int:
+    """Threads, exit handlers, what the program forgot to close, and buffers, in the order of a normal end."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                code = code or 120
+        main.__dict__.clear()
+        gc.collect()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if not _flush(stream):
+                code = code or _CANNOT_FLUSH
     return code
+
+
+def _flush(stream: object) -> bool:
+    """A stream may have been closed, or replaced by anything."""
+    try:
+        if not getattr(stream, "closed", True):
+            stream.flush()  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
