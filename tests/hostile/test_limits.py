@@ -87,7 +87,40 @@ class TestTimeout:
         await sandbox.destroy(environment.id)
 
 
+class TestOddInput:
+    async def test_text_that_is_no_text_is_a_user_error(self, sandbox: Bench) -> None:
+        lone = "\ud800"
+        for spec in (
+            a_program(f"print('{lone}')"),
+            a_command("echo", lone),
+            a_command("true", files={lone: b""}),
+            a_command("true", files={f"../{lone}": b""}),
+            a_command("echo", "a\0b"),
+            a_command("echo", env={"A=B": "c"}),
+            a_command("echo", cwd="/nowhere"),
+            a_command("echo", "x" * 200_000),
+        ):
+            assert (await sandbox.run(spec)).outcome == "user_error"
+
+    async def test_thousands_of_long_missing_names_are_all_told(self, sandbox: Bench) -> None:
+        names = tuple(f"{number:0200}" for number in range(3000))
+        report = await sandbox.run(a_command("true", fetch=(*names, "\ud800")))
+        assert (report.outcome, report.missing_files) == ("ok", (*names, "\ud800"))
+
+    async def test_a_hundred_small_files_come_out(self, sandbox: Bench) -> None:
+        names = tuple(f"d/{number}" for number in range(100))
+        report = await sandbox.run(a_command("true", files=dict.fromkeys(names, b"x"), fetch=names))
+        assert report.files == dict.fromkeys(names, b"x")
+
+
 class TestStages:
+    @pytest.mark.parametrize("bomb", [FORK_BOMB, DAEMON_BOMB], ids=["fork", "setsid and double fork"])
+    async def test_a_tenth_of_a_core_is_enough_to_end_a_bomb(self, sandbox: Bench, bomb: str) -> None:
+        environment = an_environment()
+        report = await sandbox.run(a_program(bomb, environment=environment, timeout_s=0.7, cpu_milli=100))
+        assert (report.outcome, report.environment_lost) == ("user_timeout", False)
+        await sandbox.destroy(environment.id)
+
     async def test_a_stopped_agent_costs_its_environment_but_not_the_outcome(self, sandbox: Bench) -> None:
         environment = an_environment()
         report = await sandbox.begin(a_command("sleep", "60", environment=environment, timeout_s=0.5))

@@ -29,6 +29,7 @@ _CONVERGE_S = 0.2
 _DEATH_S = 0.6
 _LOOK_AGAIN_S = 0.0005
 _MIB = 1 << 20
+_MAX_MESSAGE = 2000
 _OOM_FIRST, _OOM_LAST = b"1000", b"0"
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -124,7 +125,9 @@ class _Agent:
         self._set_oom_score(_OOM_FIRST)
         try:
             if header["argv"] is None:
-                action.pid = _fork_source(source.decode(), header["env"], cwd, stdio, self._setup.base_prefix)
+                action.pid = _fork_source(
+                    source.decode(errors="surrogatepass"), header["env"], cwd, stdio, self._setup.base_prefix
+                )
             else:
                 action.pid = _spawn(header["argv"], header["env"], cwd, stdio)
         except (OSError, ValueError) as error:
@@ -140,7 +143,7 @@ class _Agent:
             os.pwrite(self._oom_score, score, 0)
 
     def _refuse(self, message: str) -> None:
-        self._channel.send({"op": "exited", "refused": message})
+        self._channel.send({"op": "exited", "refused": message[:_MAX_MESSAGE]})
 
     def _report_unstarted(self, action: "_Action", error: Exception, stderr: int) -> None:
         """As a shell would: 127 for a command that is not there, 126 for one that cannot be run."""
@@ -167,7 +170,7 @@ class _Agent:
         left = [process for process in self._walls.others() if process not in action.before]
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGSTOP)
-        missing, message = self._files.send(action.header["fetch"], self._channel)
+        message = self._files.send(action.header["fetch"], self._channel)
         peak_kib = max(peak_kib, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
         limit = "memory" if action.over_memory or (near_limit and self._setup.watches_memory) else None
@@ -180,7 +183,6 @@ class _Agent:
                 "peak_kib": peak_kib,
                 "cpu_us": _children_cpu_us() - action.cpu_us_before,
                 "left_behind": len(left) if self._setup.keeps_processes else 0,
-                "missing": missing,
                 "message": message,
                 "limit_if_failed": limit,
                 "over_memory": action.over_memory,

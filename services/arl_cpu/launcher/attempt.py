@@ -158,7 +158,8 @@ class Attempt:
         )
         stderr = self.stderr.stream()
         if refused is not None:
-            stderr = Stream(f"{refused}\n".encode(), len(refused.encode()) + 1)
+            text = f"{refused}\n".encode(errors="backslashreplace")
+            stderr = Stream(text, len(text))
         return Report(
             fence=self.spec.fence,
             outcome=outcome,
@@ -169,7 +170,7 @@ class Attempt:
             stdout=self.stdout.stream(),
             stderr=stderr,
             files=self.files,
-            missing_files=tuple(message.get("missing", self.spec.fetch)),
+            missing_files=tuple(path for path in self.spec.fetch if path not in self.files),
             run_us=int((time.monotonic() - self.started_at) * 1_000_000) if self.started_at is not None else 0,
             cpu_us=usage.cpu_us - self.usage_before.cpu_us or message.get("cpu_us", 0),
             peak_memory_kib=peak_kib or message.get("peak_kib", 0),

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arl_cpu.executor import EnvironmentSpec, Report
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 
 from .attempt import Attempt, Capture, Cause
 from .cgroups import Group, NoGroup, Tree
@@ -93,6 +93,7 @@ class Environment:
             return
         attempt.cause = cause
         if self._is_ready:
+            self._hasten(attempt.spec)
             self._tell({"op": "kill"})
             attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._kill)
         else:
@@ -235,7 +236,7 @@ class Environment:
             "fetch": spec.fetch,
             "files": list(spec.files),
         }
-        payload = pack(header, [(spec.source or "").encode(), *spec.files.values()])
+        payload = pack(header, [(spec.source or "").encode(errors="surrogatepass"), *spec.files.values()])
         stdin = as_file(spec.stdin) if spec.stdin else os.open("/dev/null", os.O_RDONLY)
         try:
             host_id = self._host_id()
@@ -326,6 +327,13 @@ class Environment:
             self._group.kill()
         except OSError:
             return  # pid 1 is dying in any case
+
+    def _hasten(self, spec: ExecSpec) -> None:
+        """The agent shares its quota with what it has to kill."""
+        try:
+            self._group.grant(cpu_milli=max(spec.cpu_milli, 1000), cores=spec.cores)
+        except OSError:
+            return  # it is only slower
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         try:

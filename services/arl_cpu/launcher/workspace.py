@@ -40,28 +40,23 @@ class Workspace:
             with os.fdopen(open_beneath(self._directory, relative, flags, 0o644), "wb") as file:
                 file.write(content)
 
-    def send(self, paths: Sequence[str], channel: Channel) -> tuple[list[str], str | None]:
-        """Hand over the wanted files, opened. Returns those that are not there, and a word on the limit."""
-        missing: list[str] = []
+    def send(self, paths: Sequence[str], channel: Channel) -> str | None:
+        """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
         message = None
         left = FETCH_LIMIT_BYTES
         for path in paths:
             try:
                 file = open_beneath(self._directory, self._relative(path), os.O_RDONLY | os.O_NONBLOCK)
-            except OSError:
-                missing.append(path)
+            except (OSError, ValueError):
                 continue
             found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
-                missing.append(path)
-            elif found.st_size > left:
-                missing.append(path)
+            if stat.S_ISREG(found.st_mode) and found.st_size > left:
                 message = f"fetch is limited to {FETCH_LIMIT_BYTES} bytes in all; {path!r} has {found.st_size}"
-            else:
+            elif stat.S_ISREG(found.st_mode):
                 left -= found.st_size
                 channel.send({"op": "file", "path": path, "size": found.st_size}, [file])
             os.close(file)
-        return missing, message
+        return message
 
     def _relative(self, path: str) -> str:
         relative = posixpath.relpath(posixpath.join(self._root, path), self._root)

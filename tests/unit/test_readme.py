@@ -1,0 +1,17 @@
+"""The README says what the code does."""
+
+import re
+from pathlib import Path
+
+from arl_core.states import EDGES, Outcome
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_diagram_draws_every_edge_and_no_other() -> None:
+    drawn = set(re.findall(r"^    (\w+) --> (\w+)", README, re.MULTILINE))
+    assert drawn == {(edge.old.value, edge.new.value) for edge in EDGES if edge.old is not edge.new}
+
+
+def test_the_table_names_every_outcome() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == {outcome.value for outcome in Outcome}
