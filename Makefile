@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/.ready
-	$(BIN)/tangram demo
+	@$(BIN)/tangram demo || { [ $$? -eq 5 ] && $(BIN)/tangram demo --unsafe-local; }
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu'

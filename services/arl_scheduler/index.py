@@ -43,7 +43,9 @@ class _Home:
     id: UUID
     node: int | None = None
     known: bool = False
-    """Postgres has a row of it."""
+    """A poll has read its row."""
+    assumed: bool = False
+    """An action was granted in it, so there may be a row that no poll has read yet."""
     gone: bool = False
     deleted: bool = False
     busy: UUID | None = None
@@ -78,6 +80,8 @@ class Index:
         self._classes: dict[int, ActionClass] = {}
         self._deadlines: list[tuple[float, UUID]] = []
         self._freed_since_poll: set[Fence] = set()
+        self._to_confirm: set[Name] = set()
+        self._confirming: set[Name] = set()
 
     @property
     def waiting(self) -> int:
@@ -121,6 +125,7 @@ class Index:
 
     def poll_begins(self) -> None:
         self._freed_since_poll.clear()
+        self._confirming, self._to_confirm = self._to_confirm, set()
 
     def reconcile(self, poll: PollResult) -> None:
         """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
@@ -131,6 +136,7 @@ class Index:
         for environment in poll.environments:
             self._learn_environment(environment)
         self.admit(poll.queued)
+        self._forget_unmade_homes()
         held = {row.fence: row for row in poll.held}
         for action_id, hold in list(self._holds.items()):
             if hold.fence not in held:
@@ -209,7 +215,8 @@ class Index:
     def _promote(self, home: _Home) -> None:
         """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
         if home.gone and home.deleted and home.busy is None:
-            home.id, home.node, home.known, home.gone, home.deleted = uuid4(), None, False, False, False
+            home.id, home.node = uuid4(), None
+            home.known = home.assumed = home.gone = home.deleted = False
         free = home.busy is None and not home.gone and not home.deleted
         offer = (home.line[0], home.id, home.node) if home.line and free else None
         if offer != home.offered:
@@ -219,7 +226,7 @@ class Index:
                 environment = Environment(id=home.id, node=home.node)
                 self._waiting.add(replace(self._queued[offer[0]], environment=environment))
             home.offered = offer
-        if not home.line and home.busy is None and not home.known:
+        if not home.line and home.busy is None and not home.known and not home.assumed:
             self._ledger.release(home.id)
             self._homes.pop(home.name, None)
 
@@ -244,7 +251,7 @@ class Index:
         self._ledger.take(action_id, hold.node, _split(hold.amounts, environment=False))
         home = self._homes[hold.home]
         if home.node is None:
-            home.node = hold.node
+            home.node, home.assumed = hold.node, True
             self._ledger.take(home.id, hold.node, _split(hold.amounts, environment=True))
         home.busy = action_id
         self._promote(home)
@@ -256,7 +263,18 @@ class Index:
         if home is None or home.busy != action_id:
             return
         home.busy = None
+        if not home.known:
+            self._to_confirm.add(home.name)
         self._promote(home)
+
+    def _forget_unmade_homes(self) -> None:
+        """An environment's row commits before its first action ends; a poll begun after that reads it or it is not."""
+        for name in self._confirming:
+            home = self._homes.get(name)
+            if home is not None and not home.known and home.busy is None:
+                self._ledger.release(home.id)
+                home.node, home.assumed = None, False
+                self._promote(home)
 
     def _adopt(self, row: Held) -> None:
         """A hold that this leader did not make: an earlier leader's."""
@@ -287,7 +305,7 @@ class Index:
         else:
             self._ledger.take(home.id, row.node, {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib})
         if row.gone and row.deleted:
-            home.known = False
+            home.known = home.assumed = False
         self._promote(home)
 
     def _pool(self, node: NodeRow, *, alive: bool, homes: int) -> Pool:

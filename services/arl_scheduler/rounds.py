@@ -80,6 +80,10 @@ class Rounds:
         self._woken.set()
 
     def freed(self, fences: Iterable[Fence]) -> None:
+        """A hint. Without fences it says that environments ended: look soon."""
+        fences = list(fences)
+        if not fences:
+            self._next_poll = 0.0
         self._freed.extend(fences)
         self._woken.set()
 

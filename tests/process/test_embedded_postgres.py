@@ -92,7 +92,7 @@ async def connect(server: EmbeddedPostgres, database: str = "postgres") -> async
 
 async def gone(data: Path) -> None:
     async with asyncio.timeout(10):
-        while processes_in(data):  # noqa: ASYNC110
+        while processes_in(data):
             await asyncio.sleep(0.01)
 
 
@@ -172,7 +172,7 @@ class TestPrepare:
         server = EmbeddedPostgres(state_dir, homes=HOMES)
         preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir), str(HOMES)])  # noqa: ASYNC220
         async with asyncio.timeout(10):
-            while not (server.home.unfinished_data / "PG_VERSION").exists():  # noqa: ASYNC110
+            while not (server.home.unfinished_data / "PG_VERSION").exists():
                 await asyncio.sleep(0.005)
         preparing.kill()
         preparing.wait()
@@ -207,7 +207,7 @@ class TestCrash:
             backend = await connection.fetchval("select pg_backend_pid()")
             busy = asyncio.create_task(connection.execute("select count(*) from generate_series(1, 1000000000)"))
             async with asyncio.timeout(10):
-                while " R " not in Path(f"/proc/{backend}/stat").read_text():  # noqa: ASYNC110
+                while " R " not in Path(f"/proc/{backend}/stat").read_text():
                     await asyncio.sleep(0.01)
         assert process.returncode == -signal.SIGKILL
         assert backend in processes_in(server.home.data)

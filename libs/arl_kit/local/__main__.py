@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import sqlalchemy.exc
 
-from arl_kit.local.plan import DEFAULT_COMMANDS, Options
+from arl_kit.local.plan import DEFAULT_COMMANDS, LAUNCHER_NO_SANDBOX, Options
 from arl_kit.local.state_dir import AlreadyUp, StateDir, default_directory
 from arl_kit.local.up import run
 from arl_kit.supervisor import StartFailed
@@ -20,12 +20,13 @@ __all__ = ["main"]
 
 EXIT_FAILED = 1
 EXIT_ALREADY_UP = 4
+EXIT_NO_SANDBOX = 5
 
-_EXPECTED = (EmbeddedPostgresError, StartFailed, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_EXPECTED = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
-    """The exit code: 0 stopped as asked, 1 failed with a sentence on standard error, 4 already up."""
+    """The exit code: 0 stopped as asked, 1 failed with a sentence, 4 already up, 5 no sandbox works here."""
     chosen = _parse(arguments)
     try:
         with StateDir(chosen.dir).locked():
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_ALREADY_UP
+    except StartFailed as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_NO_SANDBOX else EXIT_FAILED
     except (*_EXPECTED, sqlalchemy.exc.SQLAlchemyError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_FAILED

@@ -5,17 +5,20 @@ import json
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from arl_kit.local.state_dir import StateDir
 from arl_kit.supervisor import ProcessSpec
 
-__all__ = ["DEFAULT_COMMANDS", "SERVICES", "Options", "Plan"]
+__all__ = ["DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan"]
 
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
 """In the order in which they start."""
+
+LAUNCHER_NO_SANDBOX = 3
+"""Exit code of a launcher whose driver does not work on this host."""
 
 _CALLERS = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu": ("scheduler",), "gateway": ()}
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-launcher": 4}
@@ -79,7 +82,10 @@ class Plan:
             "TANGRAM_DRIVER": self.options.driver,
             "TANGRAM_NODE_NAME": socket.gethostname(),
         }
-        return self._spec("cpu-launcher", env, ready=_listening(self._launcher_socket))
+        ready = _listening(self._launcher_socket)
+        return replace(
+            self._spec("cpu-launcher", env, ready=ready), hopeless_exit_codes=frozenset({LAUNCHER_NO_SANDBOX})
+        )
 
     def _service(self, name: str) -> ProcessSpec:
         tokens = {caller: self.state.secret("tokens", caller) for caller in _CALLERS[name]}

@@ -33,6 +33,7 @@ class SupervisedProcess:
         self.spec = spec
         self.log_file = log_file
         self.deaths_before_ready = 0
+        self.exit_code: int | None = None
         self.ready = asyncio.Event()
         self._on_change = on_change
         self._state: Literal["starting", "ready", "restarting", "stopping", "stopped"] = "starting"
@@ -113,7 +114,7 @@ class SupervisedProcess:
         """What it left in its process group goes with it; its pid is still ours, so the group is too."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
+        self.exit_code = code = process.wait()
         self._process = None
         self._last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self.deaths_before_ready += not self.ready.is_set()

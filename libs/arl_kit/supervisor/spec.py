@@ -29,6 +29,8 @@ class ProcessSpec:
     """Lower numbers are stopped first; equal ones together."""
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 25.0
+    hopeless_exit_codes: frozenset[int] = frozenset()
+    """With these it says that starting it again will not help."""
 
 
 def restart_delay_s(deaths: int, *, jitter: float) -> float:

@@ -24,7 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class StartFailed(Exception):
-    """A process did not become ready; the message has the end of its log."""
+    """A process did not become ready; the message has the end of its log, `exit_code` how it ended last."""
+
+    def __init__(self, process: SupervisedProcess, what: str) -> None:
+        super().__init__(f"{process.spec.name} {what}; the end of its log:\n{process.log_file.tail(15)}")
+        self.process = process.spec.name
+        self.exit_code = process.exit_code
 
 
 class Supervisor:
@@ -81,7 +86,7 @@ class Supervisor:
                 async with asyncio.timeout(timeout_s):
                     await self._ready_or_hopeless(process)
             except TimeoutError:
-                raise StartFailed(_why(process, f"was not ready within {timeout_s:.0f} s")) from None
+                raise StartFailed(process, f"was not ready within {timeout_s:.0f} s") from None
 
     async def stop(self) -> None:
         """Stop everything in the order of the specs; what has the same number stops together."""
@@ -92,8 +97,10 @@ class Supervisor:
 
     async def _ready_or_hopeless(self, process: SupervisedProcess) -> None:
         while not process.ready.is_set():
+            if process.deaths_before_ready and process.exit_code in process.spec.hopeless_exit_codes:
+                raise StartFailed(process, "can not run on this machine")
             if process.deaths_before_ready >= _HOPELESS_DEATHS:
-                raise StartFailed(_why(process, f"ended {process.deaths_before_ready} times before it was ready"))
+                raise StartFailed(process, f"ended {process.deaths_before_ready} times before it was ready")
             await asyncio.sleep(0.02)
 
     async def _keep_house(self) -> None:
@@ -110,7 +117,3 @@ class Supervisor:
             "processes": {name: process.describe() for name, process in self._processes.items()},
         }
         replace_file(self._directory / "processes.json", json.dumps(seen, indent=1) + "\n", durable=False)
-
-
-def _why(process: SupervisedProcess, what: str) -> str:
-    return f"{process.spec.name} {what}; the end of its log:\n{process.log_file.tail(15)}"

@@ -1,6 +1,6 @@
 """The command line: `tangram up`, `down`, `status`, `logs`, `doctor`, and what other modules here register.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly, 3 not running.
+Exit codes: 0 done, 1 failed, 2 used wrongly, 3 not running, 5 no sandbox works on this machine.
 """
 
 import os

@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from arl_tangram.bench.report import document
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, fail, print_json, stderr, stdout
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
@@ -25,9 +25,7 @@ from arl_tangram.demo.run import run_demo
 from arl_wire.actions import Action
 from arl_wire.errors import TangramError, ValidationFailed
 
-__all__ = ["EXIT_NO_SANDBOX", "register", "system_up"]
-
-EXIT_NO_SANDBOX = 5
+__all__ = ["register", "system_up"]
 
 
 def register(app: typer.Typer) -> None:

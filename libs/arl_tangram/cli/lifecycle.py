@@ -13,6 +13,7 @@ from rich.table import Table
 from arl_tangram.cli.foreground import Progress, stay
 from arl_tangram.cli.output import (
     EXIT_FAILED,
+    EXIT_NO_SANDBOX,
     EXIT_NOT_RUNNING,
     Format,
     FormatOption,
@@ -155,7 +156,11 @@ def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bo
                     return False
                 if supervisor.returncode is not None:
                     words = _last_words(state).read_text(errors="replace").strip()
-                    fail(words or f"the supervisor ended with code {supervisor.returncode}")
+                    no_sandbox = supervisor.returncode == EXIT_NO_SANDBOX
+                    fail(
+                        words or f"the supervisor ended with code {supervisor.returncode}",
+                        EXIT_NO_SANDBOX if no_sandbox else EXIT_FAILED,
+                    )
                 time.sleep(_POLL_S)
         except KeyboardInterrupt:
             supervisor.terminate()

@@ -112,7 +112,7 @@ class Environment:
             self._kill()
         else:
             # The agent knows its descendants best: it ends them at the end of its channel.
-            self._channel.socket.shutdown(socket.SHUT_RDWR)
+            self._channel.socket.shutdown(socket.SHUT_WR)
             self._host.loop.after(_KILL_STAGE_S, self._kill)
 
     def died(self) -> None:

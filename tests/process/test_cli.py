@@ -1,0 +1,146 @@
+"""The command line and curl against a system brought up by `tangram up`."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from arl_tangram import NotFound, Outcome, WaitTimeout, exec_action
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
+from support.builders import numbered
+from support.machine import Machine, a_machine
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with a_machine(tmp_path_factory.mktemp("cli") / "state") as machine:
+        yield machine
+
+
+class TestSubmit:
+    def test_shows_what_the_program_printed(self, machine: Machine) -> None:
+        done = machine.cli("submit", "--", "sh", "-c", "echo out; echo err >&2")
+        assert done.stdout == "out\n"
+        assert done.stderr.startswith("err\n")
+        assert "ok" in done.stderr
+
+    def test_runs_a_python_program_from_standard_input(self, machine: Machine) -> None:
+        assert machine.cli("submit", "--source", "-", stdin="print(6 * 7)").stdout == "42\n"
+
+    def test_carries_a_file_along(self, machine: Machine, tmp_path: Path) -> None:
+        (tmp_path / "note.txt").write_text("hello")
+        assert machine.cli("submit", "--file", str(tmp_path / "note.txt"), "--", "cat", "note.txt").stdout == "hello"
+
+    def test_a_failing_program_is_exit_code_1(self, machine: Machine) -> None:
+        done = machine.cli("submit", "-o", "json", "--", "sh", "-c", "exit 3", check=False)
+        assert done.returncode == EXIT_FAILED
+        assert json.loads(done.stdout)["result"]["exit_code"] == 3
+
+    def test_an_impossible_demand_names_the_field(self, machine: Machine) -> None:
+        done = machine.cli("submit", "--cpu", "4000", "--", "true", check=False)
+        assert done.returncode == EXIT_USAGE
+        assert "demand.cpu" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_get_shows_it_later(self, machine: Machine) -> None:
+        submitted = json.loads(machine.cli("submit", "--no-wait", "-o", "json", "--", "true").stdout)
+        found = json.loads(machine.cli("get", submitted["id"], "--wait-s", "20", "-o", "json").stdout)
+        assert (found["id"], found["outcome"]) == (submitted["id"], "ok")
+
+
+class TestSystem:
+    def test_status_says_that_everything_is_ready(self, machine: Machine) -> None:
+        status = machine.status()
+        assert status["ready"]
+        assert set(status["processes"]) == {
+            "postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gateway"
+        }  # fmt: skip
+
+    def test_a_second_up_attaches(self, machine: Machine) -> None:
+        supervisor = machine.status()["supervisor"]
+        assert json.loads(machine.cli("up", "-d", "-o", "json").stdout)["state"] == "already up"
+        assert machine.status()["supervisor"] == supervisor
+
+    def test_doctor_says_what_the_node_enforces(self, machine: Machine) -> None:
+        found = json.loads(machine.cli("doctor", "-o", "json").stdout)
+        levels = {entry["name"]: entry["level"] for entry in found["nodes"][0]["enforced"]}
+        assert levels["files"] == levels["net_isolation"] == "enforced"
+
+    def test_no_secret_reaches_a_log(self, machine: Machine) -> None:
+        secrets = [path.read_text().strip() for path in (machine.directory / "tokens").iterdir()]
+        secrets.append((machine.directory / "api_key").read_text().strip())
+        logs = "".join(path.read_text(errors="replace") for path in (machine.directory / "logs").glob("*.log"))
+        assert logs
+        assert not [secret for secret in secrets if secret in logs]
+
+    def test_without_a_system_the_command_says_what_to_do(self, tmp_path: Path) -> None:
+        done = Machine(tmp_path / "nothing").cli("submit", "--", "true", check=False)
+        assert done.returncode == EXIT_NOT_RUNNING
+        assert "tangram up" in done.stderr
+
+
+class TestSdk:
+    def test_results_come_as_they_are_done(self, machine: Machine) -> None:
+        with machine.client() as tangram:
+            ids = tangram.submit_many([exec_action(task="t", argv=["sleep", s]) for s in ("0.5", "0", "0")])
+            assert {action.id for action in tangram.as_completed(ids, timeout_s=30)} == set(ids)
+
+    def test_files_live_as_long_as_the_trajectory(self, machine: Machine) -> None:
+        with machine.client() as tangram:
+            tangram.put_files("t", "files", {"a/b.bin": b"\x00\xff", "c": "é"})
+            assert tangram.get_files("t", "files", ["a/b.bin", "c", "none"]) == {
+                "a/b.bin": b"\x00\xff",
+                "c": "é".encode(),
+            }
+            tangram.end_trajectory("t", "files")
+
+    def test_a_cancelled_action_ends_as_cancelled(self, machine: Machine) -> None:
+        with machine.client() as tangram:
+            action = tangram.submit(task="t", argv=["sleep", "60"])
+            with pytest.raises(WaitTimeout):
+                tangram.wait([action.id], timeout_s=0.2)
+            tangram.cancel(action.id)
+            assert tangram.wait([action.id], timeout_s=20)[0].outcome is Outcome.CANCELLED
+
+    def test_what_is_unknown_is_not_found(self, machine: Machine) -> None:
+        with machine.client() as tangram, pytest.raises(NotFound):
+            tangram.get(numbered(1))
+
+    def test_a_listing_goes_through_all_pages(self, machine: Machine) -> None:
+        with machine.client() as tangram:
+            ids = tangram.submit_many([exec_action(task="listed", argv=["true"])] * 150)
+            assert [action.id for action in tangram.list(task="listed")] == ids[::-1]
+            tangram.wait(ids, timeout_s=60)
+
+    async def test_the_async_client_does_the_same(self, machine: Machine) -> None:
+        async with machine.async_client() as tangram:
+            action = await tangram.run(task="t", source="import sys; print(sys.stdin.read())", stdin="in")
+            assert action.result is not None
+            assert action.result.stdout.text == "in\n"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_alone_submits_and_gets_an_outcome(machine: Machine) -> None:
+    url = machine.status()["endpoints"]["gateway"]
+    key = (machine.directory / "api_key").read_text().strip()
+    body = json.dumps({"task": "ai-coding", "argv": ["python3", "-c", "print(6 * 7)"], "timeout_s": 10})
+    done = subprocess.run(
+        ["curl", "-s", f"{url}/v1/actions?wait=30", "-H", f"Authorization: Bearer {key}",
+         "-H", "Content-Type: application/json", "-d", body],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    action = json.loads(done.stdout)
+    assert (action["outcome"], action["result"]["stdout"]["text"]) == ("ok", "42\n")
+
+
+def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
+    figures = json.loads(machine.cli("demo", "--json", "--trajectories", "3").stdout)["figures"]
+    assert figures["trajectories"] == 36
+    assert (
+        figures["wrong_rewarded"] == figures["right_unrewarded"] == figures["hacks_rewarded"] == figures["masked"] == 0
+    )
+    assert figures["hacks_tried"] >= 12
+    assert figures["sandbox_enforced"] == 1

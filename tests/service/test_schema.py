@@ -1,0 +1,255 @@
+"""What Postgres itself guarantees, whatever a service believes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from itertools import product
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from arl_core.states import EDGES, Outcome, Role, State
+from arl_kit.ids import uuid7
+from arl_store.guards import role_name
+from arl_store.migrate import role_url, upgrade
+from arl_store.tables import metadata
+from support.postgres import PASSWORDS, CloneDatabase, Databases
+from support.rows import Rows, rows_in
+
+Change = tuple[State, State, Outcome | None, Role]
+
+EVERY_CHANGE: list[Change] = list(product(State, State, (None, *Outcome), Role))
+ALLOWED = {
+    (edge.old, edge.new, outcome, role) for edge in EDGES for outcome in edge.outcomes or (None,) for role in edge.writers
+}
+OWN_COLUMNS = {
+    Role.GATEWAY: "run_us = 1",
+    Role.ADMISSION: "cancel_requested_at = now()",
+    Role.SCHEDULER: "amounts_seq = amounts_seq + 1",
+    Role.CPU: "run_us = 1",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def rows(databases: Databases) -> AsyncIterator[Rows]:
+    """One database for all tests here that do not change its schema."""
+    owner_url = await databases.clone()
+    async with rows_in(owner_url) as rows:
+        yield rows
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def connections(rows: Rows) -> AsyncIterator[dict[Role, asyncpg.Connection]]:
+    made = {role: await asyncpg.connect(role_url(rows.owner_url, role, PASSWORDS[role])) for role in Role}
+    yield made
+    for connection in made.values():
+        await connection.close()
+
+
+def _update(change: Change) -> str:
+    """The statement with which this role would make this change, as far as its columns allow."""
+    old, new, outcome, role = change
+    own = OWN_COLUMNS[role]
+    if role is Role.ADMISSION and old is new and outcome is None:
+        return f"update actions set {own} where id = $1"
+    if role is Role.SCHEDULER and (old, new) == (State.QUEUED, State.GRANTED):
+        own += ", grant_no = grant_no + 1, node_id = 1, amounts = '{}'"
+    elif role is Role.CPU:
+        own += ", node_id = 1, amounts = '{}'"
+    settled = "null" if outcome is None else f"'{outcome}'"
+    return f"update actions set state = '{new}', outcome = {settled}, {own} where id = $1"
+
+
+async def _is_allowed(connection: asyncpg.Connection, change: Change, id: UUID) -> bool:
+    """Tried and taken back. Anything but the trigger or missing rights refusing it is an error here."""
+    trial = connection.transaction()
+    await trial.start()
+    try:
+        await connection.execute(_update(change), id)
+    except asyncpg.InsufficientPrivilegeError:
+        return False
+    except asyncpg.CheckViolationError as error:
+        if error.constraint_name is not None:
+            raise
+        return False
+    finally:
+        await trial.rollback()
+    return True
+
+
+class TestEdges:
+    async def test_each_role_makes_exactly_the_changes_that_are_its_edges(
+        self, rows: Rows, connections: dict[Role, asyncpg.Connection]
+    ) -> None:
+        ids = {state: await rows.action(state=state, outcome="ok" if state == "settled" else None) for state in State}
+        possible = {
+            change for change in EVERY_CHANGE if await _is_allowed(connections[change[3]], change, ids[change[0]])
+        }
+        assert possible == ALLOWED
+
+    @pytest.mark.parametrize("step", [-1, 1, 2])
+    async def test_grant_no_does_not_change_without_a_grant(
+        self, step: int, rows: Rows, connections: dict[Role, asyncpg.Connection]
+    ) -> None:
+        id = await rows.action(state="running")
+        with pytest.raises(asyncpg.CheckViolationError, match="not for changing"):
+            await connections[Role.SCHEDULER].execute(
+                "update actions set grant_no = grant_no + $2 where id = $1", id, step
+            )
+
+    @pytest.mark.parametrize("step", [0, 2])
+    async def test_a_grant_raises_grant_no_by_one(
+        self, step: int, rows: Rows, connections: dict[Role, asyncpg.Connection]
+    ) -> None:
+        id = await rows.action()
+        with pytest.raises(asyncpg.CheckViolationError, match="not for changing"):
+            await connections[Role.SCHEDULER].execute(
+                "update actions set state = 'granted', grant_no = $2, node_id = 1, amounts = '{}' where id = $1",
+                *(id, step),
+            )
+
+    async def test_even_the_owner_changes_nothing_of_a_settled_row(self, rows: Rows) -> None:
+        id = await rows.action(state="settled", outcome="ok")
+        for change in ("outcome = 'user_error'", "run_us = 5", "state = 'queued', outcome = null", "reason = 'x'"):
+            with pytest.raises(asyncpg.CheckViolationError, match="is no edge"):
+                await rows.execute(f"update actions set {change} where id = $1", id)
+
+
+class TestRights:
+    @pytest.mark.parametrize(
+        ("role", "statement"),
+        [
+            (Role.GATEWAY, "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"),
+            (Role.GATEWAY, "delete from actions where id = $1"),
+            (Role.GATEWAY, "update environments set delete_requested_at = now() where id = $1"),
+            (Role.ADMISSION, "insert into actions (id, project_id, queue_id, kind, state, outcome)"
+                             " values ($1, 1, 1, 'exec', 'settled', 'ok')"),
+            (Role.ADMISSION, "insert into actions (id, project_id, queue_id, kind, grant_no) values ($1, 1, 1, 'x', 7)"),
+            (Role.ADMISSION, "insert into action_results (id, grant_no) values ($1, 1)"),
+            (Role.ADMISSION, "update environments set lost_at = now() where id = $1"),
+            (Role.SCHEDULER, "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"),
+            (Role.SCHEDULER, "insert into action_results (id, grant_no) values ($1, 1)"),
+            (Role.SCHEDULER, "update actions set retries = 9 where id = $1"),
+            (Role.SCHEDULER, "update node_beats set last_beat = now() where $1::uuid is not null"),
+            (Role.CPU, "update actions set grant_no = grant_no + 1 where id = $1"),
+            (Role.CPU, "update leader_term set term = term + 1 where $1::uuid is not null"),
+            (Role.CPU, "update action_specs set timeout_s = 1 where id = $1"),
+            (Role.CPU, "delete from action_results where id = $1"),
+        ],
+    )  # fmt: skip
+    async def test_a_role_has_no_right_to_what_another_owns(
+        self, role: Role, statement: str, connections: dict[Role, asyncpg.Connection]
+    ) -> None:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connections[role].execute(statement, uuid7())
+
+    async def test_admission_inserts_what_is_its_to_insert(
+        self, rows: Rows, connections: dict[Role, asyncpg.Connection]
+    ) -> None:
+        id = uuid7()
+        sql = "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"
+        await connections[Role.ADMISSION].execute(sql, id)
+        assert await rows.state(id) == ("queued", None, None)
+
+
+class TestPartitions:
+    async def test_a_row_lies_in_the_partition_of_its_ids_day(self, rows: Rows) -> None:
+        before = datetime.now(UTC)
+        id = await rows.action()
+        after = datetime.now(UTC)
+        for table in ("actions", "action_specs"):
+            child = await rows.value(f"select tableoid::regclass::text from {table} where id = $1", id)
+            assert child in {f"{table}_{day:%Y%m%d}" for day in (before, after)}
+
+    async def test_making_partitions_again_makes_none(self, database: str) -> None:
+        async with rows_in(database) as rows:
+            sql = "select ensure_partitions((now() at time zone 'utc')::date + 50, 3)"
+            assert [await rows.value(sql), await rows.value(sql)] == [9, 0]
+
+    async def test_the_scheduler_may_make_them(self, connections: dict[Role, asyncpg.Connection]) -> None:
+        sql = "select ensure_partitions((now() at time zone 'utc')::date + 20, 1)"
+        assert await connections[Role.SCHEDULER].fetchval(sql) == 3
+
+    async def test_rows_that_lie_in_the_default_partition_do_not_stop_it(self, database: str) -> None:
+        """Nobody made the day's partition in time: admission went on, and so does everything else."""
+        async with rows_in(database) as rows:
+            hundred_days_on = UUID(int=uuid7().int + ((100 * 86_400_000) << 80))
+            await rows.action(id=hundred_days_on)
+            await rows.value("select ensure_partitions((now() at time zone 'utc')::date + 99, 4)")
+            assert (await rows.of(hundred_days_on))["state"] == "queued"
+
+
+class TestUpgrade:
+    async def test_a_second_upgrade_changes_nothing(self, database: str) -> None:
+        async with rows_in(database) as rows:
+            id = await rows.action()
+            await upgrade(database, PASSWORDS)
+            assert await rows.state(id) == ("queued", None, None)
+
+    async def test_several_at_once_make_one_schema(self, databases: Databases) -> None:
+        admin = await asyncpg.connect(databases.server.owner_url("postgres"))
+        await admin.execute("create database test_upgrades")
+        owner_url = databases.server.owner_url("test_upgrades")
+        try:
+            await asyncio.gather(*(upgrade(owner_url, PASSWORDS) for _ in range(4)))
+            async with rows_in(owner_url) as rows:
+                assert await rows.value("select count(*) from alembic_version") == 1
+                assert (await rows.of(await rows.action()))["state"] == "queued"
+        finally:
+            await databases.drop(owner_url)
+            await admin.close()
+
+    async def test_without_the_right_to_create_roles_edges_are_checked_and_writers_are_not(
+        self, databases: Databases
+    ) -> None:
+        admin = await asyncpg.connect(databases.server.owner_url("postgres"))
+        await admin.execute("create role plain login password 'plain'")
+        await admin.execute("create database test_one_role owner plain")
+        owner_url = databases.server.owner_url("test_one_role")
+        plain_url = owner_url.replace(owner_url.split("//")[1].partition("@")[0], "plain:plain", 1)
+        try:
+            await upgrade(plain_url, PASSWORDS)
+            async with rows_in(plain_url) as rows:
+                id = await rows.action(state="granted")
+                await rows.execute("update actions set state = 'running' where id = $1", id)
+                with pytest.raises(asyncpg.CheckViolationError, match="is no edge"):
+                    await rows.execute("update actions set state = 'granted' where id = $1", id)
+        finally:
+            await databases.drop(owner_url)
+            await admin.execute("drop role plain")
+            await admin.close()
+
+    async def test_the_roles_of_one_database_are_strangers_to_another(self, clone_database: CloneDatabase) -> None:
+        first, second = await clone_database(), await clone_database()
+        name = urlsplit(first).path.lstrip("/")
+        url = urlsplit(role_url(first, "cpu", PASSWORDS["cpu"]))._replace(path=urlsplit(second).path)
+        connection = await asyncpg.connect(urlunsplit(url))
+        try:
+            assert await connection.fetchval("select current_user") == role_name(name, Role.CPU)
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.fetchval("select count(*) from actions")
+        finally:
+            await connection.close()
+
+
+class TestTables:
+    async def test_every_column_that_statements_are_composed_from_exists(self, rows: Rows) -> None:
+        sql = "select column_name from information_schema.columns where table_name = $1 and table_schema = 'public'"
+        for table in metadata.sorted_tables:
+            found = {record["column_name"] for record in await rows.pool.fetch(sql, table.name)}
+            assert {column.name for column in table.columns} <= found, table.name
+
+    async def test_a_typical_settled_action_is_smaller_than_300_bytes(self, rows: Rows) -> None:
+        now = datetime.now(UTC)
+        edges: dict[str, Any] = dict.fromkeys(("granted_at", "started_at", "settled_at", "deadline_at"), now)
+        id = await rows.action(
+            state="settled", outcome="ok", trajectory="s12-p3-r5", environment_id=uuid7(), run_us=1_234_567, **edges
+        )
+        assert json.loads((await rows.of(id))["amounts"]).keys() == {"cpu_milli", "memory_mib", "disk_mib"}
+        assert await rows.value("select pg_column_size(a.*) from actions as a where id = $1", id) < 300

@@ -1,0 +1,84 @@
+"""An executor that a test drives: nothing ends before the test says so."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report
+
+__all__ = ["FakeExecutor"]
+
+
+class FakeExecutor:
+    """Answers `arl_cpu.executor.Executor`. It outlives managers as a launcher does."""
+
+    def __init__(self, epoch: UUID = UUID(int=7)) -> None:
+        self.state = ExecutorState(
+            node_epoch=epoch, environments=(), running=(), reports=(), capabilities=(), driver="fake"
+        )
+        self.running: dict[Fence, ExecSpec] = {}
+        self.started: list[Fence] = []
+        self.killed: list[Fence] = []
+        self.destroyed: list[UUID] = []
+        self.acknowledged: list[Fence] = []
+        self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
+        self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
+        self._kills: asyncio.Queue[Fence] = asyncio.Queue()
+        self._destroys: asyncio.Queue[UUID] = asyncio.Queue()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def next_start(self) -> ExecSpec:
+        return await asyncio.wait_for(self._starts.get(), 10)
+
+    async def next_kill(self) -> Fence:
+        return await asyncio.wait_for(self._kills.get(), 10)
+
+    async def next_destroy(self) -> UUID:
+        return await asyncio.wait_for(self._destroys.get(), 10)
+
+    def finish(self, fence: Fence, outcome: Any = "ok", **changed: Any) -> None:
+        self.running.pop(fence, None)
+        exit_code = 0 if outcome == "ok" else None
+        self._events.put_nowait(
+            replace(Report(fence=fence, outcome=outcome, exit_code=exit_code, run_us=1000), **changed)
+        )
+
+    def lose(self, environment: UUID, reason: str) -> None:
+        self._events.put_nowait(EnvironmentStatus(id=environment, lost_reason=reason))
+
+    async def connect(self) -> ExecutorState:
+        running = tuple((fence, spec.environment.id) for fence, spec in self.running.items())
+        return replace(self.state, running=self.state.running + running)
+
+    async def start(self, specs: Sequence[ExecSpec]) -> None:
+        if self.before_start is not None:
+            await self.before_start(specs)
+        for spec in specs:
+            self.started.append(spec.fence)
+            self.running[spec.fence] = spec
+            self._starts.put_nowait(spec)
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        for fence in fences:
+            self.killed.append(fence)
+            self._kills.put_nowait(fence)
+            if fence in self.running:
+                self.finish(fence, "cancelled")
+
+    async def destroy(self, environments: Sequence[UUID]) -> None:
+        for environment in environments:
+            self.destroyed.append(environment)
+            self._destroys.put_nowait(environment)
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        self.acknowledged.extend(fences)
+
+    async def events(self) -> AsyncIterator[Event]:
+        while True:
+            yield await self._events.get()
+
+    async def close(self) -> None:
+        pass

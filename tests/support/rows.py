@@ -1,0 +1,169 @@
+"""Rows as an earlier part of the line would have left them. The owner may insert what no service may."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+
+from arl_core.fence import Fence
+from arl_kit.ids import uuid7
+from arl_store.migrate import role_url
+from arl_store.tx import Store, open_store
+from support.postgres import PASSWORDS
+
+__all__ = ["Rows", "a_row", "rows_in", "store_of"]
+
+AMOUNTS = {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10}
+
+
+@asynccontextmanager
+async def store_of(owner_url: str, role: str) -> AsyncIterator[Store]:
+    """What a service of this role works with."""
+    store = open_store(role_url(owner_url, role, PASSWORDS[role]), name=f"test-{role}", pool_size=8)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def rows_in(owner_url: str) -> AsyncIterator["Rows"]:
+    """The database as its owner sees it, with one project and one queue."""
+    pool = await asyncpg.create_pool(owner_url, min_size=1, max_size=4)
+    try:
+        rows = Rows(pool, owner_url)
+        rows.project = await rows.value("insert into projects (name) values ('p') returning id")
+        rows.queue = await rows.queue_of("t")
+        yield rows
+    finally:
+        await pool.close()
+
+
+def a_row(**changed: Any) -> dict[str, Any]:
+    """Columns of an action: queued and ephemeral; a held one is on node 1 under its first grant."""
+    row: dict[str, Any] = {"id": uuid7(), "kind": "exec", "state": "queued"}
+    if changed.get("state", "queued") != "queued":
+        row |= {"grant_no": 1, "node_id": 1, "node_epoch": UUID(int=7), "amounts": AMOUNTS}
+    row |= changed
+    if isinstance(row.get("amounts"), Mapping):
+        row["amounts"] = json.dumps(row["amounts"])
+    return row
+
+
+@dataclass
+class Rows:
+    pool: asyncpg.Pool
+    owner_url: str
+    project: int = 0
+    queue: int = 0
+    tasks: dict[str, int] = field(default_factory=dict)
+
+    async def value(self, sql: str, *values: Any) -> Any:
+        return await self.pool.fetchval(sql, *values)
+
+    async def execute(self, sql: str, *values: Any) -> None:
+        await self.pool.execute(sql, *values)
+
+    async def queue_of(self, task: str, project: int | None = None) -> int:
+        sql = "insert into queues (project_id, task) values ($1, $2) returning id"
+        return int(await self.value(sql, project or self.project, task))
+
+    async def action(
+        self,
+        *,
+        demand: Mapping[str, int] = AMOUNTS,
+        scope: str = "ephemeral",
+        argv: tuple[str, ...] = ("true",),
+        priority: int = 0,
+        **columns: Any,
+    ) -> UUID:
+        """One action and its spec; `columns` as in `a_row`."""
+        row = a_row(**{"project_id": self.project, "queue_id": self.queue} | columns)
+        environment = {"scope": scope, "template": "host", "idle_ttl_s": 3600, "pids": 64} | dict(demand)
+        payload = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
+        async with self.pool.acquire() as connection, connection.transaction():
+            await _insert(connection, "actions", row)
+            spec = {"id": row["id"], "class_key": hash(tuple(demand.items())) >> 1, "shape": "divisible"}
+            texts = {"demand": demand, "environment": environment, "payload": payload}
+            spec |= {name: json.dumps(value) for name, value in texts.items()}
+            await _insert(connection, "action_specs", spec | {"priority": priority, "timeout_s": 300.0})
+        return UUID(str(row["id"]))
+
+    async def node(
+        self,
+        name: str = "n",
+        *,
+        cores: int = 2,
+        memory_mib: int = 10_000,
+        epoch: UUID = UUID(int=7),
+        enforced: tuple[str, ...] = (),
+        beat: str = "1 hour",
+    ) -> int:
+        """A node whose last beat lies this far in the future, so that it lives as long as the test."""
+        capacity = {"cpu_milli": cores * 1000, "memory_mib": memory_mib, "disk_mib": memory_mib}
+        node_id = await self.value(
+            "insert into nodes (name, kind, url, epoch, driver, capacity, enforced)"
+            " values ($1, 'cpu', 'http://' || $1, $2, 'simulated', $3, $4) returning id",
+            *(name, epoch, json.dumps(capacity)),
+            json.dumps([{"name": each, "level": "enforced", "mechanism": "test"} for each in enforced]),
+        )
+        sql = "insert into node_beats (node_id, epoch, last_beat) values ($1, $2, now() + $3::text::interval)"
+        await self.execute(sql, node_id, epoch, beat)
+        return int(node_id)
+
+    async def environment(self, trajectory: str, node: int, **columns: Any) -> UUID:
+        row = {
+            "id": uuid4(),
+            "project_id": self.project,
+            "queue_id": self.queue,
+            "trajectory": trajectory,
+            "node_id": node,
+            "node_epoch": UUID(int=7),
+            "template": "host",
+            "memory_mib": 100,
+            "disk_mib": 10,
+            "pids": 64,
+            "idle_ttl_s": 3600,
+        } | columns
+        async with self.pool.acquire() as connection:
+            await _insert(connection, "environments", row)
+        return UUID(str(row["id"]))
+
+    async def of(self, action: UUID) -> asyncpg.Record:
+        return await self.pool.fetchrow("select * from actions where id = $1", action)
+
+    async def state(self, action: UUID) -> tuple[str, str | None, str | None]:
+        row = await self.of(action)
+        return row["state"], row["outcome"], row["reason"]
+
+    async def fence(self, action: UUID) -> Fence:
+        return Fence(action, (await self.of(action))["grant_no"])
+
+    async def until(self, condition: Callable[[], Awaitable[Any]], *, timeout_s: float = 10.0) -> None:
+        """Another task or process writes; asking the rows is the only way to know."""
+        async with asyncio.timeout(timeout_s):
+            while not await condition():
+                await asyncio.sleep(0.01)
+
+    async def until_state(self, action: UUID, state: str) -> asyncpg.Record:
+        async def reached() -> bool:
+            return (await self.of(action))["state"] == state
+
+        await self.until(reached)
+        return await self.of(action)
+
+    async def until_value(self, expected: Any, sql: str, *values: Any) -> None:
+        async def reached() -> bool:
+            return bool(await self.value(sql, *values) == expected)
+
+        await self.until(reached)
+
+
+async def _insert(connection: asyncpg.Connection, table: str, row: Mapping[str, Any]) -> None:
+    places = ", ".join(f"${number}" for number in range(1, len(row) + 1))
+    await connection.execute(f"insert into {table} ({', '.join(row)}) values ({places})", *row.values())
