@@ -1,9 +1,10 @@
-"""Background loops: woken by hints, polling as truth, backing off when idle."""
+"""Background loops: polling as truth, backing off when idle."""
 
 import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 __all__ = ["PollLoop"]
@@ -12,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class PollLoop:
-    """Calls `step` at once when woken, and at the latest after an interval that grows while idle.
+    """Calls `step` at an interval that grows while it finds nothing to do.
 
     `step` says whether it found work. An exception is logged and counts as idle; the loop goes on.
     """
@@ -24,12 +25,17 @@ class PollLoop:
         self._step = step
         self._busy_s = busy_s
         self._idle_s = idle_s
-        self._woken = asyncio.Event()
+        self._signal = asyncio.Event()
+        self._due = 0.0
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
 
-    def wake(self) -> None:
-        self._woken.set()
+    def hurry(self) -> None:
+        """Something began that a poll should look after: the next one comes within the busy interval."""
+        due = time.monotonic() + self._busy_s
+        if due < self._due:
+            self._due = due
+            self._signal.set()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._forever(), name=self._name)
@@ -52,15 +58,18 @@ class PollLoop:
                 self.failures += 1
                 log.warning("%s failed: %r", self._name, error, exc_info=self.failures == 1)
             interval = self._busy_s if busy or self.failures else min(interval * 2, self._idle_s)
-            if await self._wait(interval):
+            # Jitter keeps many processes from polling in step.
+            self._due = time.monotonic() + interval * random.uniform(0.85, 1.0)  # noqa: S311 - no secret
+            if await self._hurried():
                 interval = self._busy_s
 
-    async def _wait(self, interval: float) -> bool:
-        """True if somebody woke us. Jitter keeps many processes from polling in step."""
-        try:
-            async with asyncio.timeout(interval * random.uniform(0.85, 1.0)):  # noqa: S311 - jitter, no secret
-                await self._woken.wait()
-        except TimeoutError:
-            return False
-        self._woken.clear()
-        return True
+    async def _hurried(self) -> bool:
+        """Wait until the poll is due, and say whether it became due earlier than planned."""
+        hurried = False
+        while (left := self._due - time.monotonic()) > 0:
+            self._signal.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._signal.wait()
+                    hurried = True
+        return hurried

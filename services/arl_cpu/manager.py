@@ -115,6 +115,7 @@ class Manager:
             if not self._take(_Attempt(fence, grant.amounts, grant.environment_id)):
                 refused.append(fence)
                 continue
+            self._polls.hurry()
             _background(self._settling, self._starts.submit(fence))
         if refused:
             async with self._store.write() as tx:

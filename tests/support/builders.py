@@ -11,17 +11,24 @@ from arl_core.plan import Snapshot
 from arl_core.reclaim import HeldRow, NodeLease
 from arl_core.states import State
 from arl_core.waiting import WaitingIndex
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult
+from arl_wire.actions import SubmitAction
 from arl_wire.internal import QueuedAction
 
 __all__ = [
     "EPOCH",
     "a_class",
+    "a_held_action",
     "a_held_row",
     "a_lease",
+    "a_node_row",
+    "a_poll",
     "a_pool",
     "a_queued_row",
     "a_snapshot",
+    "a_submission",
     "an_action",
+    "an_environment_row",
     "numbered",
 ]
 
@@ -121,3 +128,76 @@ def a_queued_row(
         "environment": {"scope": "trajectory" if persistent else "ephemeral"},
     }
     return QueuedAction(**(values | changed))
+
+
+def a_submission(**changed: Any) -> SubmitAction:
+    """As a client would send it."""
+    return SubmitAction.model_validate({"task": "t", "argv": ["pytest"]} | changed)
+
+
+def a_node_row(node: int = 1, **changed: Any) -> NodeRow:
+    """A living node of two cores, as the scheduler's poll reads it."""
+    values: dict[str, Any] = {
+        "id": node,
+        "kind": "cpu",
+        "url": f"http://n{node}",
+        "epoch": EPOCH,
+        "capacity": {"cpu_milli": 2000, "memory_mib": 1000, "disk_mib": 1000},
+        "closed": False,
+        "last_sign": 1000.0,
+    }
+    return NodeRow(**(values | changed))
+
+
+def an_environment_row(id: UUID, trajectory: str = "x", **changed: Any) -> EnvironmentRow:
+    values: dict[str, Any] = {
+        "id": id,
+        "queue_id": 1,
+        "trajectory": trajectory,
+        "node": 1,
+        "memory_mib": 100,
+        "disk_mib": 10,
+        "gone": False,
+        "deleted": False,
+    }
+    return EnvironmentRow(**(values | changed))
+
+
+def a_held_action(fence: Fence, **changed: Any) -> Held:
+    """A running ephemeral action, as the scheduler's poll reads it."""
+    values: dict[str, Any] = {
+        "fence": fence,
+        "state": State.RUNNING,
+        "queue_id": 1,
+        "trajectory": None,
+        "class_key": 1,
+        "node": 1,
+        "node_epoch": EPOCH,
+        "amounts": {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10},
+        "environment": None,
+        "failures": 0,
+        "retries": 0,
+        "idempotent": False,
+        "granted": 1.0,
+        "started": 2.0,
+    }
+    return Held(**(values | changed))
+
+
+def a_poll(
+    *,
+    queued: Sequence[QueuedAction] = (),
+    held: Sequence[Held] = (),
+    environments: Sequence[EnvironmentRow] = (),
+    nodes: Sequence[NodeRow] | None = None,
+    mark: int = 1,
+) -> PollResult:
+    return PollResult(
+        now=1000.0,
+        mark=mark,
+        queued=tuple(queued),
+        held=tuple(held),
+        cancelled=(),
+        nodes=tuple(nodes if nodes is not None else (a_node_row(),)),
+        environments=tuple(environments),
+    )

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report
+from support.builders import EPOCH
 
 __all__ = ["FakeExecutor"]
 
@@ -15,7 +16,7 @@ __all__ = ["FakeExecutor"]
 class FakeExecutor:
     """Answers `arl_cpu.executor.Executor`. It outlives managers as a launcher does."""
 
-    def __init__(self, epoch: UUID = UUID(int=7)) -> None:
+    def __init__(self, epoch: UUID = EPOCH) -> None:
         self.state = ExecutorState(
             node_epoch=epoch, environments=(), running=(), reports=(), capabilities=(), driver="fake"
         )

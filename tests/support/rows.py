@@ -14,6 +14,7 @@ from arl_core.fence import Fence
 from arl_kit.ids import uuid7
 from arl_store.migrate import role_url
 from arl_store.tx import Store, open_store
+from support.builders import EPOCH
 from support.postgres import PASSWORDS
 
 __all__ = ["Rows", "a_row", "rows_in", "store_of"]
@@ -48,7 +49,7 @@ def a_row(**changed: Any) -> dict[str, Any]:
     """Columns of an action: queued and ephemeral; a held one is on node 1 under its first grant."""
     row: dict[str, Any] = {"id": uuid7(), "kind": "exec", "state": "queued"}
     if changed.get("state", "queued") != "queued":
-        row |= {"grant_no": 1, "node_id": 1, "node_epoch": UUID(int=7), "amounts": AMOUNTS}
+        row |= {"grant_no": 1, "node_id": 1, "node_epoch": EPOCH, "amounts": AMOUNTS}
     row |= changed
     if isinstance(row.get("amounts"), Mapping):
         row["amounts"] = json.dumps(row["amounts"])
@@ -100,7 +101,7 @@ class Rows:
         *,
         cores: int = 2,
         memory_mib: int = 10_000,
-        epoch: UUID = UUID(int=7),
+        epoch: UUID = EPOCH,
         enforced: tuple[str, ...] = (),
         beat: str = "1 hour",
     ) -> int:
@@ -123,7 +124,7 @@ class Rows:
             "queue_id": self.queue,
             "trajectory": trajectory,
             "node_id": node,
-            "node_epoch": UUID(int=7),
+            "node_epoch": EPOCH,
             "template": "host",
             "memory_mib": 100,
             "disk_mib": 10,

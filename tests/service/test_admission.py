@@ -1,0 +1,258 @@
+"""Admission on a real Postgres: what becomes rows, what is refused and why, what a key stands for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+from arl_admission.normalise import NewAction, normalise
+from arl_admission.service import Admission
+from arl_admission.settings import AdmissionSettings
+from arl_kit.ids import uuid7
+from arl_scheduler.repository import poll
+from arl_store.tx import Store
+from arl_wire.internal import AdmitItem, AdmittedHint, CancelWish, EndTrajectoryWish
+from support.builders import a_submission
+from support.peers import RecordingPeers
+from support.postgres import Databases
+from support.rows import Rows, rows_in, store_of
+
+SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared(databases: Databases) -> AsyncIterator[str]:
+    owner_url = await databases.clone()
+    yield owner_url
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def rows(shared: str) -> AsyncIterator[Rows]:
+    async with rows_in(shared) as rows:
+        yield rows
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def store(shared: str) -> AsyncIterator[Store]:
+    async with store_of(shared, "admission") as store:
+        yield store
+
+
+@pytest.fixture
+def peers() -> RecordingPeers:
+    return RecordingPeers()
+
+
+@pytest.fixture
+def admission(store: Store, peers: RecordingPeers) -> Admission:
+    return Admission(store, peers, SETTINGS)
+
+
+def an_item(rows: Rows, *, key: str | None = None, **changed: Any) -> AdmitItem:
+    action = a_submission(**changed)
+    body_hash = sha256(action.model_dump_json().encode()).hexdigest() if key else None
+    return AdmitItem(project_id=rows.project, action=action, key=key, body_hash=body_hash)
+
+
+async def admitted(admission: Admission, *items: AdmitItem) -> list[UUID]:
+    answers = (await admission.admit(items)).items
+    assert [answer.problem for answer in answers] == [None] * len(items)
+    return [answer.id for answer in answers if answer.id is not None]
+
+
+class TestAdmit:
+    async def test_a_batch_is_one_insert(self, admission: Admission, rows: Rows) -> None:
+        ids = await admitted(admission, *(an_item(rows, task=f"t{number % 3}") for number in range(50)))
+        sql = "select count(*), count(distinct (xmin::text, cmin::text)) from actions where id = any($1)"
+        assert tuple(await rows.pool.fetchrow(sql, ids)) == (50, 1)
+
+    async def test_the_hint_carries_what_the_schedulers_poll_would_read(
+        self, admission: Admission, rows: Rows, peers: RecordingPeers, shared: str
+    ) -> None:
+        ids = await admitted(admission, *(an_item(rows, deadline_s=9.5, trajectory="x") for _ in range(3)))
+        (hint,) = peers.bodies("/internal/admitted")
+        async with store_of(shared, "scheduler") as scheduler, scheduler.read() as tx:
+            polled = {row.id: row for row in (await poll(tx, mark=0)).queued}
+        assert isinstance(hint, AdmittedHint)
+        assert hint.actions == [polled[id] for id in ids]
+
+    async def test_ids_are_in_the_order_of_the_batch(self, admission: Admission, rows: Rows) -> None:
+        ids = await admitted(admission, *(an_item(rows) for _ in range(20)))
+        assert ids == sorted(ids)
+
+    async def test_submissions_that_come_together_share_an_insert(self, admission: Admission, rows: Rows) -> None:
+        answers = await asyncio.gather(*(admitted(admission, an_item(rows)) for _ in range(30)))
+        ids = [id for answer in answers for id in answer]
+        inserts = await rows.value("select count(distinct xmin::text) from actions where id = any($1)", ids)
+        assert inserts <= 3
+
+    async def test_a_deadline_is_absolute_from_the_insert(self, admission: Admission, rows: Rows) -> None:
+        (id,) = await admitted(admission, an_item(rows, deadline_s=12.5))
+        row = await rows.of(id)
+        assert (row["deadline_at"] - row["created_at"]).total_seconds() == 12.5
+
+
+class TestIdempotencyKey:
+    async def test_the_same_key_and_body_stand_for_one_action(
+        self, admission: Admission, rows: Rows, peers: RecordingPeers
+    ) -> None:
+        first = await admitted(admission, an_item(rows, key="again"))
+        assert await admitted(admission, an_item(rows, key="again")) == first
+        assert len(peers.hints) == 1
+
+    async def test_the_same_key_with_another_body_is_refused(self, admission: Admission, rows: Rows) -> None:
+        await admitted(admission, an_item(rows, key="other"))
+        (answer,) = (await admission.admit([an_item(rows, key="other", argv=["false"])])).items
+        assert answer.problem is not None
+        assert (answer.problem.code, answer.problem.status) == ("idempotency_key_reused", 422)
+        assert answer.problem.errors[0].field == "header.Idempotency-Key"
+
+    async def test_twice_in_one_batch_is_once(self, admission: Admission, rows: Rows) -> None:
+        first, second = await admitted(admission, an_item(rows, key="both"), an_item(rows, key="both"))
+        assert first == second
+
+    async def test_two_admissions_at_once_make_one_row(self, store: Store, shared: str, rows: Rows) -> None:
+        trajectory = "raced"
+        async with store_of(shared, "admission") as other:
+            pair = [Admission(each, RecordingPeers(), SETTINGS) for each in (store, other)]
+            for number in range(10):
+                item = an_item(rows, key=f"race-{number}", trajectory=trajectory)
+                one, two = await asyncio.gather(*(admitted(each, item) for each in pair))
+                assert one == two
+        assert await rows.value("select count(*) from actions where trajectory = $1", trajectory) == 10
+
+    async def test_a_key_whose_retention_is_over_is_free_again(self, admission: Admission, rows: Rows) -> None:
+        first = await admitted(admission, an_item(rows, key="old"))
+        await rows.execute("update submissions set expires_at = now() - interval '1 second' where key = 'old'")
+        second = await admitted(admission, an_item(rows, key="old", argv=["false"]))
+        assert second != first
+        assert await admitted(admission, an_item(rows, key="old", argv=["false"])) == second
+
+    async def test_a_key_belongs_to_its_project(self, admission: Admission, rows: Rows) -> None:
+        other = await rows.value("insert into projects (name) values ('q') returning id")
+        item = an_item(rows, key="mine")
+        mine, theirs = await admitted(admission, item, item.model_copy(update={"project_id": other}))
+        assert mine != theirs
+
+
+class TestRefusals:
+    async def test_only_the_impossible_one_of_a_batch_is_refused_and_the_field_named(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node(cores=4, memory_mib=1000)
+            items = [an_item(rows), an_item(rows, demand={"cpu": {"min": 5, "max": 9}}), an_item(rows)]
+            items.append(an_item(rows, demand={"memory_mib": 1001}))
+            answers = (await Admission(store, RecordingPeers(), SETTINGS).admit(items)).items
+            assert [answer.id is not None for answer in answers] == [True, False, True, False]
+            problems = [answer.problem for answer in answers if answer.problem is not None]
+            assert [problem.code for problem in problems] == ["demand_impossible"] * 2
+            assert [problem.errors[0].field for problem in problems] == ["demand.cpu", "demand.memory_mib"]
+            assert await rows.value("select count(*) from actions") == 2
+
+    async def test_what_no_single_node_has_at_once_is_refused(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node("wide", cores=8, memory_mib=1000)
+            await rows.node("deep", cores=1, memory_mib=8000)
+            item = an_item(rows, demand={"cpu": 8, "memory_mib": 8000})
+            (answer,) = (await Admission(store, RecordingPeers(), SETTINGS).admit([item])).items
+            assert answer.problem is not None
+            assert answer.problem.errors[0].field == "demand"
+
+    async def test_a_required_limit_that_no_node_enforces_is_refused(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node(enforced=("memory",))
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            items = [an_item(rows, require=["memory"]), an_item(rows, require=["pids"])]
+            enforced, not_enforced = (await admission.admit(items)).items
+            assert enforced.id is not None
+            assert not_enforced.problem is not None
+            assert not_enforced.problem.code == "requirement_not_enforced"
+            assert not_enforced.problem.errors[0].field == "require"
+
+    async def test_while_no_node_is_known_nothing_is_impossible(self, admission: Admission, rows: Rows) -> None:
+        await admitted(admission, an_item(rows, demand={"cpu": 4096}, require=["disk"]))
+
+
+class TestWishes:
+    async def test_a_cancel_reaches_unsettled_actions_of_the_project_once(
+        self, admission: Admission, rows: Rows, peers: RecordingPeers
+    ) -> None:
+        other = await rows.value("insert into projects (name) values ('r') returning id")
+        queued, settled = await rows.action(), await rows.action(state="settled", outcome="ok")
+        foreign = await rows.action(project_id=other)
+        wish = CancelWish(project_id=rows.project, ids=[settled, queued, foreign, uuid7()])
+        assert (await admission.cancel(wish)).count == 1
+        assert (await admission.cancel(wish)).count == 0
+        wished = [(await rows.of(id))["cancel_requested_at"] is not None for id in (queued, settled, foreign)]
+        assert wished == [True, False, False]
+        assert peers.bodies("/internal/admitted") == [AdmittedHint(actions=[])]
+
+    async def test_ending_a_trajectory_cancels_its_actions_and_asks_for_its_environments_end(
+        self, admission: Admission, rows: Rows
+    ) -> None:
+        node = await rows.node("n-end")
+        environment = await rows.environment("ends", node)
+        mine, other = await rows.action(trajectory="ends"), await rows.action(trajectory="stays")
+        done = await rows.action(trajectory="ends", state="settled", outcome="ok")
+        wish = EndTrajectoryWish(project_id=rows.project, task="t", trajectory="ends")
+        assert (await admission.end_trajectory(wish)).count == 2
+        wished = [(await rows.of(id))["cancel_requested_at"] is not None for id in (mine, other, done)]
+        assert wished == [True, False, False]
+        sql = "select delete_requested_at is not null from environments where id = $1"
+        assert await rows.value(sql, environment)
+        assert (await admission.end_trajectory(wish)).count == 0
+
+
+class TestNormalise:
+    def new(self, **changed: Any) -> NewAction:
+        return normalise(AdmitItem(project_id=1, action=a_submission(**changed)), id=UUID(int=1), queue_id=1)
+
+    def row(self, **changed: Any) -> Any:
+        return self.new(**changed).queued(submitted=0.0, deadline=None)
+
+    @pytest.mark.parametrize(("cores", "milli"), [(1, 1000), (0.5, 500), (0.0101, 10), (1.1, 1100), (4096, 4096000)])
+    def test_cores_are_integers_of_milli_cores(self, cores: float, milli: int) -> None:
+        assert self.row(demand={"cpu": cores}).demand["cpu_milli"] == milli
+
+    def test_a_range_is_elastic_and_its_minimum_is_the_demand(self) -> None:
+        row = self.row(
+            demand={"cpu": {"min": 0.5, "max": 4}}, elasticity={"model": "table", "seconds": {"0.5": 8, "4": 1}}
+        )
+        assert row.demand["cpu_milli"] == 500
+        assert row.elastic == {
+            "resource": "cpu_milli",
+            "min": 500,
+            "max": 4000,
+            "step": 1000,
+            "elasticity": {"model": "table", "seconds": {"500": 8.0, "4000": 1.0}},
+        }
+
+    def test_a_range_of_one_amount_is_not_elastic(self) -> None:
+        assert self.row(demand={"cpu": {"min": 2, "max": 2}}).elastic is None
+
+    def test_actions_of_one_shape_share_a_class(self) -> None:
+        one = self.new(trajectory="a", argv=["pytest", "-q"], priority=3, labels={"x": "y"}, timeout_s=5)
+        two = self.new(trajectory="b", argv=["pytest", "-x"], env={"A": "1"})
+        assert one.class_key == two.class_key
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"argv": ["python"]},
+            {"demand": {"cpu": 2}},
+            {"demand": {"memory_mib": 64}},
+            {"demand": {"cpu": {"min": 1, "max": 2}}},
+            {"trajectory": "a", "environment": {"scope": "trajectory"}},
+        ],
+    )
+    def test_another_shape_is_another_class(self, changed: dict[str, Any]) -> None:
+        assert self.new(**changed).class_key != self.new().class_key
+
+    def test_a_class_belongs_to_its_queue(self) -> None:
+        item = AdmitItem(project_id=1, action=a_submission())
+        keys = {normalise(item, id=UUID(int=1), queue_id=queue).class_key for queue in (1, 2)}
+        assert len(keys) == 2

@@ -1,0 +1,257 @@
+"""The leader's memory: what hints and polls make of it, alone and against rows."""
+
+from uuid import UUID, uuid4
+
+from arl_core.fence import Fence
+from arl_core.model import Amounts, Grant
+from arl_core.plan import FirstComeFirstServed, plan
+from arl_scheduler.index import Index
+from arl_scheduler.repository import poll
+from arl_wire.internal import QueuedAction
+from support.builders import (
+    a_held_action,
+    a_node_row,
+    a_poll,
+    a_queued_row,
+    an_environment_row,
+    numbered,
+)
+from support.rows import rows_in, store_of
+
+NOW = 1000.0
+
+
+def an_index(*queued: QueuedAction) -> Index:
+    """One node of two cores and 1000 MiB, known by a first poll."""
+    index = Index()
+    index.reconcile(a_poll(queued=queued))
+    return index
+
+
+def a_round(index: Index) -> tuple[Grant, ...]:
+    """What a round grants; Postgres agrees with all of it."""
+    snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
+    grants = plan(snapshot, FirstComeFirstServed()).grants
+    index.granted(grants, now=NOW)
+    return grants
+
+
+def free(index: Index, node: int = 1) -> Amounts:
+    snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
+    return next(pool.free for pool in snapshot.pools if pool.node == node)
+
+
+def ids(grants: tuple[Grant, ...]) -> list[int]:
+    return [grant.fence.action_id.int for grant in grants]
+
+
+def settled(index: Index, grants: tuple[Grant, ...]) -> None:
+    index.freed(grant.fence for grant in grants)
+
+
+class TestLateCommits:
+    async def test_a_row_whose_transaction_was_open_is_found_by_a_later_poll(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
+            late = await rows.pool.acquire()
+            transaction = late.transaction()
+            await transaction.start()
+            await late.fetchval("select pg_current_xact_id()")
+            early = await rows.action()
+            first = await poll(tx, mark=0)
+            sql = "update actions set admitted_xid = pg_current_xact_id() where id = $1"
+            hidden = await rows.action()
+            await late.execute("set local session_replication_role = replica")
+            await late.execute(sql, hidden)
+            await transaction.commit()
+            await rows.pool.release(late)
+            second = await poll(tx, mark=first.mark)
+            third = await poll(tx, mark=second.mark)
+        assert [row.id for row in first.queued] == [early]
+        assert hidden in {row.id for row in second.queued}
+        assert third.queued == ()
+
+    async def test_an_environment_that_changes_late_is_found_by_a_later_poll(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
+            environment = await rows.environment("x", await rows.node())
+            async with rows.pool.acquire() as late, late.transaction():
+                await late.execute("update environments set lost_at = now(), changed_xid = pg_current_xact_id()")
+                first = await poll(tx, mark=0)
+            second = await poll(tx, mark=first.mark)
+        assert [(row.id, row.gone) for row in first.environments] == [(environment, False)]
+        assert [(row.id, row.gone) for row in second.environments] == [(environment, True)]
+
+
+class TestHints:
+    def test_a_row_known_already_is_nothing_new(self) -> None:
+        index = an_index(a_queued_row(1))
+        index.admit([a_queued_row(1)])
+        assert index.waiting == 1
+
+    def test_a_hint_about_a_held_action_does_no_harm(self) -> None:
+        index = an_index(a_queued_row(1))
+        a_round(index)
+        index.admit([a_queued_row(1)])
+        assert (index.waiting, index.held) == (0, 1)
+
+    def test_amounts_that_are_freed_twice_count_once(self) -> None:
+        index = an_index(a_queued_row(1), a_queued_row(2))
+        first, _ = a_round(index)
+        for _ in range(2):
+            index.freed([first.fence])
+        assert free(index)["cpu_milli"] == 1000
+
+    def test_a_late_word_about_an_earlier_attempt_frees_nothing(self) -> None:
+        index = an_index(a_queued_row(1))
+        (first,) = a_round(index)
+        index.freed([first.fence])
+        index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)]))
+        (second,) = a_round(index)
+        index.freed([first.fence])
+        assert second.fence.grant_no == 2
+        assert free(index)["cpu_milli"] == 1000
+
+    def test_a_poll_brings_a_requeued_row_up_to_date_that_a_stale_hint_brought_back(self) -> None:
+        """The hint was under way during a whole grant; with the old fence Postgres would refuse every grant."""
+        full = a_held_action(Fence(numbered(9), 1), amounts={"cpu_milli": 2000})
+        index = Index()
+        index.reconcile(a_poll(held=[full]))
+        index.admit([a_queued_row(1, grant_no=0)])
+        index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)], held=[full]))
+        index.freed([full.fence])
+        assert [grant.fence for grant in a_round(index)] == [Fence(numbered(1), 2)]
+
+    def test_a_poll_corrects_what_no_hint_told(self) -> None:
+        index = an_index(a_queued_row(1))
+        a_round(index)
+        index.reconcile(a_poll())
+        assert (index.held, free(index)["cpu_milli"]) == (0, 2000)
+
+    def test_a_poll_adopts_what_another_leader_granted(self) -> None:
+        index = an_index(a_queued_row(1))
+        index.reconcile(a_poll(held=[a_held_action(Fence(numbered(1), 1))]))
+        assert (index.waiting, index.held, free(index)["cpu_milli"]) == (0, 1, 1000)
+
+
+class TestEnvironments:
+    def test_actions_of_one_environment_run_one_at_a_time_in_order_of_id(self) -> None:
+        rows = [a_queued_row(number, trajectory="x", persistent=True) for number in (3, 1, 2)]
+        index = an_index(*rows)
+        order = []
+        for _ in rows:
+            grants = a_round(index)
+            order += ids(grants)
+            settled(index, grants)
+        assert order == [1, 2, 3]
+
+    def test_they_do_so_whatever_their_priority(self) -> None:
+        first = a_queued_row(1, trajectory="x", persistent=True)
+        index = an_index(first, a_queued_row(2, trajectory="x", persistent=True, priority=9))
+        assert ids(a_round(index)) == [1]
+
+    def test_environments_run_beside_each_other(self) -> None:
+        index = an_index(*(a_queued_row(n, trajectory=f"x{n}", persistent=True) for n in (1, 2)))
+        assert ids(a_round(index)) == [1, 2]
+
+    def test_memory_is_held_across_actions_and_cores_are_not(self) -> None:
+        index = an_index(a_queued_row(1, trajectory="x", persistent=True))
+        grants = a_round(index)
+        (grant,) = grants
+        assert grant.environment is not None
+        assert free(index) == {"cpu_milli": 1000, "memory_mib": 900, "disk_mib": 990}
+        settled(index, grants)
+        index.reconcile(a_poll(environments=[an_environment_row(grant.environment)]))
+        assert free(index) == {"cpu_milli": 2000, "memory_mib": 900, "disk_mib": 990}
+
+    def test_memory_is_free_again_at_its_end(self) -> None:
+        index = Index()
+        environment = uuid4()
+        index.reconcile(a_poll(environments=[an_environment_row(environment)]))
+        held = free(index)["memory_mib"]
+        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
+        assert (held, free(index)["memory_mib"]) == (900, 1000)
+
+    def test_the_next_action_goes_to_the_same_environment_before_any_poll_has_seen_it(self) -> None:
+        """Rollouts think for less than a poll: the second action comes by hint, the settle too."""
+        index = an_index(a_queued_row(1, trajectory="x", persistent=True))
+        grants = a_round(index)
+        settled(index, grants)
+        index.admit([a_queued_row(2, trajectory="x", persistent=True)])
+        (second,) = a_round(index)
+        assert second.environment == grants[0].environment
+
+    def test_its_memory_stays_held_before_any_poll_has_seen_it(self) -> None:
+        index = an_index(a_queued_row(1, trajectory="x", persistent=True))
+        settled(index, a_round(index))
+        assert free(index)["memory_mib"] == 900
+
+    def test_an_environment_that_was_never_made_is_not_pinned_to_the_node_that_died(self) -> None:
+        """Granted there, reclaimed before it started: no row of the environment exists."""
+        rows = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
+        index = an_index(*rows)
+        (grant,) = a_round(index)
+        index.freed([grant.fence])
+        nodes = [a_node_row(1, last_sign=0.0), a_node_row(2)]
+        requeued = rows[0].model_copy(update={"grant_no": 1, "environment_id": grant.environment})
+        for _ in range(2):
+            index.reconcile(a_poll(queued=[requeued], nodes=nodes))
+        snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=0.0)
+        assert [grant.node for grant in plan(snapshot, FirstComeFirstServed()).grants] == [2]
+
+    def test_an_action_goes_where_its_environment_lives(self) -> None:
+        environment = uuid4()
+        nodes = [a_node_row(1), a_node_row(2)]
+        index = Index()
+        index.reconcile(a_poll(environments=[an_environment_row(environment, node=2)], nodes=nodes))
+        index.admit([a_queued_row(1, trajectory="x", persistent=True)])
+        (grant,) = a_round(index)
+        assert (grant.node, grant.environment) == (2, environment)
+
+    def test_a_tombstone_strands_its_queued_actions(self) -> None:
+        environment = uuid4()
+        queued = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
+        index = Index()
+        index.reconcile(a_poll(queued=queued, environments=[an_environment_row(environment, gone=True)]))
+        assert a_round(index) == ()
+        assert index.stranded() == [numbered(1), numbered(2)]
+
+    def test_a_deleted_environment_is_made_anew_once_it_has_ended(self) -> None:
+        environment = uuid4()
+        index = Index()
+        index.reconcile(a_poll(environments=[an_environment_row(environment, deleted=True)]))
+        index.admit([a_queued_row(1, trajectory="x", persistent=True)])
+        assert (a_round(index), index.stranded()) == ((), [])
+        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
+        (grant,) = a_round(index)
+        assert grant.environment not in (None, environment)
+
+    def test_one_that_is_deleted_after_it_was_lost_is_made_anew(self) -> None:
+        environment = uuid4()
+        index = Index()
+        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True)]))
+        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
+        index.admit([a_queued_row(1, trajectory="x", persistent=True)])
+        (grant,) = a_round(index)
+        assert (grant.environment != environment, index.stranded()) == (True, [])
+
+    def test_a_new_leader_knows_who_is_busy(self) -> None:
+        environment = uuid4()
+        held = a_held_action(Fence(numbered(1), 1), trajectory="x", environment=environment)
+        queued = [a_queued_row(2, trajectory="x", persistent=True)]
+        index = Index()
+        index.reconcile(a_poll(queued=queued, held=[held], environments=[an_environment_row(environment)]))
+        assert a_round(index) == ()
+        index.freed([held.fence])
+        assert [(grant.environment, grant.node) for grant in a_round(index)] == [(environment, 1)]
+
+
+class TestDeadlines:
+    def test_an_overdue_action_is_named_once_and_only_while_queued(self) -> None:
+        index = an_index(*(a_queued_row(n, deadline=NOW + n) for n in (1, 2, 3)))
+        index.granted(a_round_of(index, 1), now=NOW)
+        assert index.overdue(NOW + 2) == [numbered(2)]
+        assert (index.overdue(NOW + 2), index.next_deadline()) == ([], NOW + 3)
+
+
+def a_round_of(index: Index, number: int) -> list[Grant]:
+    fence = Fence(UUID(int=number), 1)
+    return [Grant(fence=fence, node=1, amounts={"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10})]
