@@ -9,7 +9,15 @@ from sqlalchemy import Row, select, text
 from arl_store.tables import action_specs, actions, nodes, queues
 from arl_store.tx import ReadTx
 
-__all__ = ["actions_by_id", "key_by_hash", "list_actions", "list_nodes", "results_by_id", "settled_among"]
+__all__ = [
+    "actions_by_id",
+    "key_by_hash",
+    "list_actions",
+    "list_nodes",
+    "results_by_id",
+    "settled_among",
+    "states_by_id",
+]
 
 KEY_BY_HASH = text("""
     select id, project_id, scopes
@@ -20,6 +28,13 @@ KEY_BY_HASH = text("""
 """)
 
 SETTLED_AMONG = text("select id from actions where id = any(cast(:ids as uuid[])) and state = 'settled'")
+
+STATES_BY_ID = text("""
+    select id, state = 'settled' as settled
+      from actions
+     where id = any(cast(:ids as uuid[]))
+       and project_id = :project_id
+""")
 
 RESULTS_BY_ID = text("""
     select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::text as files,
@@ -59,6 +74,10 @@ async def actions_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> 
 
 async def results_by_id(tx: ReadTx, ids: Sequence[UUID]) -> Sequence[Row[Any]]:
     return await tx.fetch(RESULTS_BY_ID, {"ids": list(ids)})
+
+
+async def states_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row[Any]]:
+    return await tx.fetch(STATES_BY_ID, {"ids": list(ids), "project_id": project_id})
 
 
 async def settled_among(tx: ReadTx, ids: Sequence[UUID]) -> set[UUID]:

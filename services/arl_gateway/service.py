@@ -71,24 +71,29 @@ class Actions:
         """The action as it is once it settled or `wait_s` have passed."""
         if wait_s <= 0:
             return await self._read(id, caller)
-        async with self._waiters.registered([id]) as settled:
+        with self._waiters.watching([id]) as watch:
             action = await self._read(id, caller)
-            if action.settled_at is not None:
+            if action.settled_at is not None or not await watch.changed(wait_s):
                 return action
-            if await _within(settled, wait_s):
-                return await self._read(id, caller)
-            return action if wait_s < 1 else await self._read(id, caller)
+        return await self._read(id, caller)
 
     async def wait(self, request: WaitRequest, caller: Caller) -> WaitResponse:
+        """Results are read once, at the end; until then only which ids are settled."""
         ids = list(dict.fromkeys(request.ids))
         ends_at = time.monotonic() + request.timeout_s
-        while True:
-            async with self._waiters.registered(ids) as event:
-                answer = await self._state_of(ids, caller)
-                enough = answer.settled if request.until == "any" else not answer.pending
-                if enough or not answer.pending or time.monotonic() >= ends_at:
-                    return answer
-                await _within(event, ends_at - time.monotonic())
+        with self._waiters.watching(ids) as watch:
+            states = await self._states(ids, caller)
+            watch.settle(id for id in ids if states.get(id, True))
+            while watch.pending and not (request.until == "any" and len(watch.pending) < len(states)):
+                if not await watch.changed(ends_at - time.monotonic()):
+                    break
+        settled = [id for id in ids if id in states and id not in watch.pending]
+        found = await asyncio.gather(*(self._read(id, caller) for id in settled))
+        return WaitResponse(
+            settled=found,
+            pending=[id for id in ids if id in watch.pending],
+            unknown=[id for id in ids if id not in states],
+        )
 
     async def list(
         self,
@@ -144,17 +149,11 @@ class Actions:
             raise NotFound(f"there is no action {id}")
         return action
 
-    async def _state_of(self, ids: Sequence[UUID], caller: Caller) -> WaitResponse:
-        found = {
-            action.id: action
-            for action in await asyncio.gather(*(self._reads.submit((caller.project_id, id)) for id in ids))
-            if action is not None
-        }
-        return WaitResponse(
-            settled=[found[id] for id in ids if id in found and found[id].settled_at is not None],
-            pending=[id for id in ids if id in found and found[id].settled_at is None],
-            unknown=[id for id in ids if id not in found],
-        )
+    async def _states(self, ids: Sequence[UUID], caller: Caller) -> dict[UUID, bool]:
+        """Whether each is settled; without those that are not the caller's."""
+        async with self._store.read() as tx:
+            rows = await repository.states_by_id(tx, ids, project_id=caller.project_id)
+        return {row.id: row.settled for row in rows}
 
     async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | Exception | None]:
         """Two queries for everybody who reads now: the rows, then the results of the settled ones."""
@@ -172,15 +171,6 @@ class Actions:
         content = await self._peers.call(f"{self._admission_url}/internal/admit", AdmitRequest(items=list(items)))
         answers = AdmitResponse.model_validate_json(content).items
         return [_answer(answer) for answer in answers]
-
-
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 def _item(

@@ -3,16 +3,38 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 from arl_gateway import repository
 from arl_store.tx import Store
 
-__all__ = ["Waiters"]
+__all__ = ["Waiters", "Watch"]
 
 log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Ids that one request waits for, and which of them are known to be settled."""
+
+    def __init__(self, ids: Iterable[UUID]) -> None:
+        self.pending = set(ids)
+        self._changed = asyncio.Event()
+
+    def settle(self, ids: Iterable[UUID]) -> None:
+        self.pending.difference_update(ids)
+        self._changed.set()
+
+    async def changed(self, timeout_s: float) -> bool:
+        """False if nothing settled in time."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
 
 
 class Waiters:
@@ -21,7 +43,7 @@ class Waiters:
     def __init__(self, store: Store, *, poll_s: float) -> None:
         self._store = store
         self._poll_s = poll_s
-        self._waiting: dict[UUID, set[asyncio.Event]] = {}
+        self._watches: dict[UUID, set[Watch]] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -39,27 +61,27 @@ class Waiters:
         """Something settled; ours or not, one query tells."""
         self._woken.set()
 
-    @asynccontextmanager
-    async def registered(self, ids: Collection[UUID]) -> AsyncIterator[asyncio.Event]:
-        """An event that is set when one of `ids` may have settled."""
-        event = asyncio.Event()
-        for id in ids:
-            self._waiting.setdefault(id, set()).add(event)
-        if ids:
+    @contextmanager
+    def watching(self, ids: Collection[UUID]) -> Iterator[Watch]:
+        watch = Watch(ids)
+        if not self._watches:
+            # The loop sleeps without a time limit while nobody waits.
             self._woken.set()
+        for id in watch.pending:
+            self._watches.setdefault(id, set()).add(watch)
         try:
-            yield event
+            yield watch
         finally:
             for id in ids:
-                self._forget(id, event)
+                self._forget(id, watch)
 
-    def _forget(self, id: UUID, event: asyncio.Event) -> None:
-        events = self._waiting.get(id)
-        if events is None:
+    def _forget(self, id: UUID, watch: Watch) -> None:
+        watches = self._watches.get(id)
+        if watches is None:
             return
-        events.discard(event)
-        if not events:
-            del self._waiting[id]
+        watches.discard(watch)
+        if not watches:
+            del self._watches[id]
 
     async def _forever(self) -> None:
         while True:
@@ -71,13 +93,13 @@ class Waiters:
 
     async def _turn(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._poll_s if self._waiting else None):
+            async with asyncio.timeout(self._poll_s if self._watches else None):
                 await self._woken.wait()
         self._woken.clear()
-        if not self._waiting:
+        if not self._watches:
             return
         async with self._store.read() as tx:
-            settled = await repository.settled_among(tx, list(self._waiting))
+            settled = await repository.settled_among(tx, list(self._watches))
         for id in settled:
-            for event in self._waiting.pop(id, ()):
-                event.set()
+            for watch in self._watches.pop(id, ()):
+                watch.settle([id])
