@@ -26,6 +26,7 @@ from support.sandbox import (
     an_environment,
     cgroups_of,
     living_descendants,
+    zygote_of,
 )
 
 DRIVERS = ("unsafe-local", "namespaces")
@@ -95,7 +96,24 @@ class TestReconnect:
         await manager.close()
 
 
+class TestLoad:
+    async def test_many_starts_at_once_all_report(self, bench: Bench) -> None:
+        specs = [a_command("true") for _ in range(400)]
+        reports = [bench.report_of(spec.fence) for spec in specs]
+        await bench.executor.start(specs)
+        assert {report.outcome for report in await asyncio.gather(*reports)} == {"ok"}
+
+
 class TestLoss:
+    async def test_without_its_zygote_a_launcher_refuses_new_environments_only(self, bench: Bench) -> None:
+        environment = an_environment()
+        await bench.run(a_command("true", environment=environment))
+        os.kill(zygote_of(launcher_of(bench)), signal.SIGKILL)
+        report = await bench.run(a_command("true"))
+        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
+        assert (await bench.run(a_command("true", environment=environment))).outcome == "ok"
+        await bench.destroy(environment.id)
+
     async def test_an_idle_environment_that_dies_is_told(self, bench: Bench) -> None:
         environment = an_environment()
         await bench.run(a_command("true", environment=environment))

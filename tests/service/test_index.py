@@ -192,8 +192,8 @@ class TestEnvironments:
         index.freed([grant.fence])
         nodes = [a_node_row(1, last_sign=0.0), a_node_row(2)]
         requeued = rows[0].model_copy(update={"grant_no": 1, "environment_id": grant.environment})
-        for _ in range(2):
-            index.reconcile(a_poll(queued=[requeued], nodes=nodes))
+        index.poll_begins()
+        index.reconcile(a_poll(queued=[requeued], nodes=nodes))
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=0.0)
         assert [grant.node for grant in plan(snapshot, FirstComeFirstServed()).grants] == [2]
 

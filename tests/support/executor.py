@@ -29,16 +29,23 @@ class FakeExecutor:
         self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
         self._kills: asyncio.Queue[Fence] = asyncio.Queue()
         self._destroys: asyncio.Queue[UUID] = asyncio.Queue()
+        self._acknowledging = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
-    async def next_start(self) -> ExecSpec:
-        return await asyncio.wait_for(self._starts.get(), 10)
+    async def next_start(self, *, timeout_s: float = 5.0) -> ExecSpec:
+        return await asyncio.wait_for(self._starts.get(), timeout_s)
 
     async def next_kill(self) -> Fence:
-        return await asyncio.wait_for(self._kills.get(), 10)
+        return await asyncio.wait_for(self._kills.get(), 5)
 
     async def next_destroy(self) -> UUID:
-        return await asyncio.wait_for(self._destroys.get(), 10)
+        return await asyncio.wait_for(self._destroys.get(), 5)
+
+    async def until_acknowledged(self, fence: Fence, *, times: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while self.acknowledged.count(fence) < times:
+                self._acknowledging.clear()
+                await self._acknowledging.wait()
 
     def finish(self, fence: Fence, outcome: Any = "ok", **changed: Any) -> None:
         self.running.pop(fence, None)
@@ -46,6 +53,10 @@ class FakeExecutor:
         self._events.put_nowait(
             replace(Report(fence=fence, outcome=outcome, exit_code=exit_code, run_us=1000), **changed)
         )
+
+    def report_at_connect(self, fence: Fence, outcome: Any, **changed: Any) -> None:
+        """It ended while no manager was there."""
+        self.state = replace(self.state, reports=(replace(Report(fence=fence, outcome=outcome), **changed),))
 
     def lose(self, environment: UUID, reason: str) -> None:
         self._events.put_nowait(EnvironmentStatus(id=environment, lost_reason=reason))
@@ -76,6 +87,7 @@ class FakeExecutor:
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
         self.acknowledged.extend(fences)
+        self._acknowledging.set()
 
     async def events(self) -> AsyncIterator[Event]:
         while True:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -38,7 +39,9 @@ async def rows_in(owner_url: str) -> AsyncIterator["Rows"]:
     pool = await asyncpg.create_pool(owner_url, min_size=1, max_size=4)
     try:
         rows = Rows(pool, owner_url)
-        rows.project = await rows.value("insert into projects (name) values ('p') returning id")
+        rows.project = await rows.value(
+            "insert into projects (name) values ('p') on conflict (name) do update set name = 'p' returning id"
+        )
         rows.queue = await rows.queue_of("t")
         yield rows
     finally:
@@ -46,10 +49,13 @@ async def rows_in(owner_url: str) -> AsyncIterator["Rows"]:
 
 
 def a_row(**changed: Any) -> dict[str, Any]:
-    """Columns of an action: queued and ephemeral; a held one is on node 1 under its first grant."""
+    """Columns of an action: queued and ephemeral; any other is or was on node 1 under its first grant."""
     row: dict[str, Any] = {"id": uuid7(), "kind": "exec", "state": "queued"}
     if changed.get("state", "queued") != "queued":
-        row |= {"grant_no": 1, "node_id": 1, "node_epoch": EPOCH, "amounts": AMOUNTS}
+        now = datetime.now(UTC)
+        row |= {"grant_no": 1, "node_id": 1, "node_epoch": EPOCH, "amounts": AMOUNTS, "granted_at": now}
+        if changed["state"] == "settled":
+            row["settled_at"] = now
     row |= changed
     if isinstance(row.get("amounts"), Mapping):
         row["amounts"] = json.dumps(row["amounts"])

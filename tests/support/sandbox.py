@@ -173,8 +173,17 @@ async def a_bench(directory: Path, driver: str) -> AsyncIterator[Bench]:
 
 def agent_of(launcher: Launcher) -> int:
     """The pid of the environment made last: the launcher's youngest child."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    return int(children[-1])
+    return _children_of(launcher)[-1]
+
+
+def zygote_of(launcher: Launcher) -> int:
+    """The launcher's oldest child."""
+    return _children_of(launcher)[0]
+
+
+def _children_of(launcher: Launcher) -> list[int]:
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+    return [int(pid) for pid in children.split()]
 
 
 def living_descendants(root: int) -> set[int]:

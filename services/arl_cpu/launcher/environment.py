@@ -13,13 +13,13 @@ from typing import Any
 
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 
+from . import unsafe_local
 from .attempt import Attempt, Capture, Cause
 from .cgroups import Group, NoGroup, Tree
 from .channel import Channel, as_file, pack
 from .loop import Loop
 from .mounts import WORKSPACE
 from .processes import Process, all_processes, descendants
-from .unsafe_local import end_strays
 from .walls import Setup
 from .zygote import Zygote
 
@@ -28,6 +28,7 @@ __all__ = ["Environment", "Host"]
 _SETUP_LIMIT_S = 30.0
 _KILL_STAGE_S = 1.0
 _REMOVE_RETRY_S = 0.05
+_STRAYS_RETRY_S = 0.05
 
 
 @dataclass(kw_only=True)
@@ -52,6 +53,13 @@ class Host:
         self.used_numbers.add(number)
         return number
 
+    def end_strays(self) -> None:
+        """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
+        if self.zygote.is_idle:
+            unsafe_local.end_strays(keep={self.zygote.pid, *self.children})
+        else:
+            self.loop.after(_STRAYS_RETRY_S, self.end_strays)
+
 
 class Environment:
     """Made at once, ready later. It ends when its pid 1 is reaped: then the kernel has ended all others in it."""
@@ -75,8 +83,7 @@ class Environment:
         self._number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = Channel(ours)
-        with theirs:
-            host.zygote.make(theirs, self._host_id(), self._made)
+        host.zygote.make(theirs, self._host_id(), self._made)
 
     def begin(self, attempt: Attempt) -> None:
         """Run it as soon as the environment is ready. There must be no other."""
@@ -120,7 +127,7 @@ class Environment:
         self._pid = None
         self._unwatch_channel()
         if not self._host.in_namespaces:
-            end_strays(keep={self._host.zygote.pid, *self._host.children})
+            self._host.end_strays()
         if self.attempt is not None:
             self._settle(self.attempt, lost=self.spec.scope == "trajectory")
         elif not self.is_ending:

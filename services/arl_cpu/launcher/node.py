@@ -84,10 +84,16 @@ class Node:
             self._refuse(spec, "environment_busy", "another action runs in the environment, or it is being destroyed")
             return
         try:
-            attempt = Attempt(spec)
             environment = environment or self._make(spec.environment)
         except OSError as error:
-            self._refuse(spec, "setup_failed", f"the launcher is out of resources: {error}")
+            self._refuse(spec, "setup_failed", str(error))
+            return
+        try:
+            attempt = Attempt(spec)
+        except OSError as error:
+            self._refuse(spec, "setup_failed", f"no pipe for the output: {error}")
+            if spec.environment.scope == "ephemeral":
+                environment.end()
             return
         self._running[spec.fence] = environment
         environment.begin(attempt)

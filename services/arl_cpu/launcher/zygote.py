@@ -7,7 +7,9 @@ import gc
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from . import agent, seccomp
@@ -19,6 +21,9 @@ __all__ = ["INSIDE_ID", "Zygote", "start_zygote"]
 INSIDE_ID = 1000
 """The uid and gid that every namespaced action sees as its own."""
 _PID = struct.Struct("i")
+_MAX_ASKED = 16
+_GONE = "the process that makes environments is gone; restart the launcher"
+_Made = Callable[[int, str], None]
 
 
 class Zygote:
@@ -26,27 +31,55 @@ class Zygote:
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self.channel, self.pid = channel, pid
-        self._waiting: list[Callable[[int, str], None]] = []
+        self._is_gone = False
+        self._asked: deque[_Made] = deque()
+        self._waiting: deque[tuple[socket.socket, int | None, _Made]] = deque()
 
-    def make(self, agent_end: socket.socket, host_id: int | None, made: Callable[[int, str], None]) -> None:
-        """Fork an agent on this end of its channel; `made` gets its pid, or 0 and why not.
+    def make(self, agent_end: socket.socket, host_id: int | None, made: "_Made") -> None:
+        """Fork an agent on this end of its channel, which is taken over; `made` gets its pid, or 0 and why not.
 
-        With a `host_id` it gets namespaces of its own, where that uid is the only one.
+        With a `host_id` it gets namespaces of its own, where that uid is the only one. Raises ConnectionError
+        where the zygote is gone.
         """
-        self._waiting.append(made)
-        self.channel.send({"host_id": host_id}, [agent_end.fileno()])
+        if self._is_gone:
+            agent_end.close()
+            raise ConnectionError(_GONE)
+        self._waiting.append((agent_end, host_id, made))
+        self._ask()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits for an agent."""
+        return not self._asked
 
     def answer(self) -> bool:
         """Serve one answer; False when the zygote is gone."""
         received = self.channel.receive()
         if received is None:
-            for made in self._waiting:
-                made(0, "the process that makes environments is gone")
-            self._waiting.clear()
+            self._is_gone = True
+            self._refuse_all()
             return False
         message, _ = received
-        self._waiting.pop(0)(message["pid"], message["error"])
+        self._asked.popleft()(message["pid"], message["error"])
+        self._ask()
         return True
+
+    def _ask(self) -> None:
+        """A few at a time: with full channels both sides would wait for each other."""
+        while self._waiting and len(self._asked) < _MAX_ASKED and not self._is_gone:
+            agent_end, host_id, made = self._waiting.popleft()
+            self._asked.append(made)
+            with agent_end, suppress(ConnectionError):  # its end is told by `answer`
+                self.channel.send({"host_id": host_id}, [agent_end.fileno()])
+
+    def _refuse_all(self) -> None:
+        for agent_end, _, _ in self._waiting:
+            agent_end.close()
+        refused = [*self._asked, *(made for _, _, made in self._waiting)]
+        self._asked.clear()
+        self._waiting.clear()
+        for made in refused:
+            made(0, _GONE)
 
 
 def start_zygote() -> Zygote:

@@ -1,0 +1,340 @@
+"""The CPU manager on a real Postgres and an executor that the test drives."""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID, uuid4
+
+import pytest
+import pytest_asyncio
+
+from arl_core.fence import Fence
+from arl_cpu.executor import ExecSpec, Stream
+from arl_wire.internal import FreedHint
+from support.builders import EPOCH
+from support.cpu import Cpu, managing
+from support.executor import FakeExecutor
+from support.rows import Rows, rows_in
+
+TAKEN_AWAY = "update actions set state = 'queued', admitted_xid = pg_current_xact_id() where id = $1"
+WISHED = "update actions set cancel_requested_at = now() where id = $1"
+WHOLE_NODE = {"cpu_milli": 2000, "memory_mib": 1000, "disk_mib": 1000}
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+@pytest_asyncio.fixture
+async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
+    async with managing(rows) as cpu:
+        yield cpu
+
+
+async def unguarded(rows: Rows, statement: str, *values: object) -> None:
+    """As another service would write it; its own rights are tested elsewhere."""
+    async with rows.pool.acquire() as connection, connection.transaction():
+        await connection.execute("set local session_replication_role = replica")
+        await connection.execute(statement, *values)
+
+
+def was_freed(cpu: Cpu, fence: Fence) -> bool:
+    hints = [body for body in cpu.peers.bodies("/internal/freed") if isinstance(body, FreedHint)]
+    return fence in [Fence(each.id, each.grant_no) for hint in hints for each in hint.fences]
+
+
+class TestStart:
+    async def test_nothing_starts_before_its_running_edge_has_committed(self, cpu: Cpu, rows: Rows) -> None:
+        seen: list[str] = []
+
+        async def look(specs: Sequence[ExecSpec]) -> None:
+            seen.extend([(await rows.of(spec.fence.action_id))["state"] for spec in specs])
+
+        cpu.executor.before_start = look
+        await cpu.running()
+        assert seen == ["running"]
+
+    async def test_a_grant_that_no_hint_brought_is_found_by_the_poll(self, cpu: Cpu) -> None:
+        action = await cpu.granted()
+        assert (await cpu.executor.next_start()).fence == Fence(action, 1)
+
+    async def test_a_second_copy_of_a_grant_is_nothing(self, cpu: Cpu) -> None:
+        fence = await cpu.running()
+        await cpu.offer(fence.action_id)
+        other = await cpu.running()
+        assert cpu.executor.started == [fence, other]
+
+    async def test_a_copy_that_comes_after_the_end_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running()
+        cpu.executor.finish(fence)
+        await cpu.peers.until(lambda _: was_freed(cpu, fence))
+        await cpu.offer(fence.action_id)
+        other = await cpu.running()
+        assert cpu.executor.started == [fence, other]
+        assert await rows.state(fence.action_id) == ("settled", "ok", None)
+
+    @pytest.mark.parametrize("environment", [None, UUID(int=5)])
+    async def test_a_fence_that_was_lost_does_not_start_and_holds_nothing(
+        self, environment: UUID | None, cpu: Cpu
+    ) -> None:
+        """Starts are in one line, so that once the second has started the first is known to be lost."""
+        large = {"cpu_milli": 1000, "memory_mib": 900, "disk_mib": 900}
+        await cpu.offer(await cpu.granted(state="queued", node_id=None), amounts=large, environment_id=environment)
+        second = await cpu.running()
+        third = await cpu.running(amounts=large)
+        assert cpu.executor.started == [second, third]
+
+    async def test_a_grant_to_an_earlier_life_of_the_node_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
+        action = await cpu.granted(node_epoch=UUID(int=99))
+        await cpu.manager.offer([], epoch=UUID(int=99))
+        await cpu.running()
+        assert (await rows.of(action))["state"] == "granted"
+
+    async def test_an_action_cancelled_before_its_start_settles_without_one(self, cpu: Cpu, rows: Rows) -> None:
+        action = await cpu.granted(cancel_requested_at=await rows.value("select now()"))
+        await rows.until_state(action, "settled")
+        assert await rows.state(action) == ("settled", "cancelled", None)
+        assert cpu.executor.started == []
+
+    async def test_the_executor_is_told_which_cores_are_whose(self, cpu: Cpu) -> None:
+        specs = []
+        for _ in range(2):
+            await cpu.offer(await cpu.granted())
+            specs.append(await cpu.executor.next_start())
+        assert sorted(core for spec in specs for core in spec.cores) == [0, 1]
+
+
+class TestRefuse:
+    async def test_what_does_not_fit_goes_back_to_the_queue(self, cpu: Cpu, rows: Rows) -> None:
+        held = [await cpu.running(), await cpu.running()]
+        action = await cpu.granted()
+        await cpu.peers.until(lambda _: was_freed(cpu, Fence(action, 1)))
+        row = await rows.of(action)
+        assert (row["state"], row["grant_no"], row["failures"]) == ("queued", 1, 0)
+        assert cpu.executor.started == held
+
+    async def test_a_second_action_of_a_busy_environment_goes_back(self, cpu: Cpu, rows: Rows) -> None:
+        inside = {"trajectory": "x", "scope": "trajectory", "environment_id": uuid4()}
+        await cpu.running(**inside)
+        second = await cpu.granted(**inside)
+        await rows.until_state(second, "queued")
+
+    async def test_what_was_given_back_fits_again(self, cpu: Cpu) -> None:
+        for _ in range(3):
+            fence = await cpu.running(amounts=WHOLE_NODE)
+            cpu.executor.finish(fence)
+            await cpu.peers.until(lambda _, fence=fence: was_freed(cpu, fence))
+
+
+class TestSettle:
+    async def test_an_outcome_and_its_result_are_written_once(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running()
+        cpu.executor.finish(fence, "ok", stdout=Stream(b"hi", 2))
+        await cpu.executor.until_acknowledged(fence)
+        cpu.executor.finish(fence, "user_error", exit_code=1)
+        await cpu.executor.until_acknowledged(fence, times=2)
+        assert await rows.state(fence.action_id) == ("settled", "ok", None)
+        sql = "select grant_no, exit_code, stdout from action_results where id = $1"
+        assert [tuple(row) for row in await rows.pool.fetch(sql, fence.action_id)] == [(1, 0, b"hi")]
+
+    async def test_a_report_that_comes_twice_at_once_holds_nobody_up(
+        self, cpu: Cpu, rows: Rows, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, second = await cpu.running(), await cpu.running()
+        for fence in (first, first, second):
+            cpu.executor.finish(fence)
+        await cpu.executor.until_acknowledged(second)
+        assert [await rows.state(fence.action_id) for fence in (first, second)] == [("settled", "ok", None)] * 2
+        assert "trying again" not in caplog.text
+
+    async def test_an_infra_error_goes_back_to_the_queue_while_retries_are_left(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running(retries=1)
+        cpu.executor.finish(fence, "infra_error", reason="agent_lost")
+        row = await rows.until_state(fence.action_id, "queued")
+        assert (row["failures"], row["outcome"], row["reason"], row["grant_no"]) == (1, None, None, 1)
+        assert await rows.value("select count(*) from action_results") == 0
+
+    async def test_an_infra_error_without_retries_settles_with_its_reason(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running(retries=1, failures=1)
+        cpu.executor.finish(fence, "infra_error", reason="agent_lost")
+        await rows.until_state(fence.action_id, "settled")
+        assert await rows.state(fence.action_id) == ("settled", "infra_error", "agent_lost")
+
+    async def test_a_user_error_is_never_retried(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running(retries=5)
+        cpu.executor.finish(fence, "user_error", exit_code=1)
+        assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "user_error"
+
+    async def test_inside_an_environment_only_the_idempotent_is_retried(self, cpu: Cpu, rows: Rows) -> None:
+        inside = {"scope": "trajectory", "retries": 1}
+        once = await cpu.running(**inside, trajectory="a", environment_id=uuid4())
+        twice = await cpu.running(**inside, trajectory="b", environment_id=uuid4(), idempotent=True)
+        for fence in (once, twice):
+            cpu.executor.finish(fence, "infra_error", reason="agent_lost")
+        await rows.until_state(once.action_id, "settled")
+        await rows.until_state(twice.action_id, "queued")
+
+    async def test_a_report_of_a_lost_fence_changes_nothing_and_is_forgotten(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running()
+        await unguarded(rows, TAKEN_AWAY, fence.action_id)
+        cpu.executor.finish(fence)
+        await cpu.executor.until_acknowledged(fence)
+        assert await rows.state(fence.action_id) == ("queued", None, None)
+        assert await rows.value("select count(*) from action_results") == 0
+
+
+class TestKill:
+    async def test_a_running_action_with_a_cancel_wish_is_killed_and_settles_cancelled(
+        self, cpu: Cpu, rows: Rows
+    ) -> None:
+        fence = await cpu.running()
+        await unguarded(rows, WISHED, fence.action_id)
+        assert await cpu.executor.next_kill() == fence
+        assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "cancelled"
+        assert cpu.executor.killed == [fence]
+
+    async def test_a_result_that_came_before_the_wish_stays(self, cpu: Cpu, rows: Rows) -> None:
+        fence = await cpu.running()
+        cpu.executor.running.clear()
+        await unguarded(rows, WISHED, fence.action_id)
+        await cpu.executor.next_kill()
+        cpu.executor.finish(fence)
+        assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "ok"
+
+    async def test_an_attempt_whose_fence_was_lost_is_killed_and_gives_its_cores_back(
+        self, cpu: Cpu, rows: Rows
+    ) -> None:
+        fence = await cpu.running(amounts=WHOLE_NODE)
+        await unguarded(rows, TAKEN_AWAY, fence.action_id)
+        assert await cpu.executor.next_kill() == fence
+        await cpu.peers.until(lambda _: was_freed(cpu, fence))
+        assert (await cpu.running(amounts=WHOLE_NODE)).action_id != fence.action_id
+        assert await rows.state(fence.action_id) == ("queued", None, None)
+
+
+class TestRestart:
+    async def test_what_still_runs_is_adopted_and_not_started_again(self, rows: Rows) -> None:
+        executor = FakeExecutor(EPOCH)
+        async with managing(rows, executor) as cpu:
+            fence = await cpu.running()
+        async with managing(rows, executor) as cpu:
+            await cpu.offer(fence.action_id)
+            executor.finish(fence)
+            assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "ok"
+        assert executor.started == [fence]
+
+    async def test_what_it_adopts_holds_its_amounts(self, rows: Rows) -> None:
+        executor = FakeExecutor(EPOCH)
+        async with managing(rows, executor) as cpu:
+            await cpu.running(amounts=WHOLE_NODE)
+        async with managing(rows, executor) as cpu:
+            action = await cpu.granted()
+            await rows.until_state(action, "queued")
+
+    async def test_what_ended_meanwhile_settles(self, rows: Rows) -> None:
+        executor = FakeExecutor(EPOCH)
+        async with managing(rows, executor) as cpu:
+            fence = await cpu.running()
+        executor.running.clear()
+        executor.report_at_connect(fence, "user_error", exit_code=3)
+        async with managing(rows, executor) as cpu:
+            assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "user_error"
+            await cpu.executor.until_acknowledged(fence)
+        assert executor.started == [fence]
+
+    async def test_what_was_committed_as_running_and_never_started_starts(self, rows: Rows) -> None:
+        executor = FakeExecutor(EPOCH)
+        async with managing(rows, executor) as cpu:
+            missing = await cpu.granted(state="running", started_at=await rows.value("select now()"))
+            await executor.next_start()
+        executor.running.clear()
+        async with managing(rows, executor):
+            assert (await executor.next_start()).fence == Fence(missing, 1)
+
+    async def test_what_runs_without_a_row_is_killed(self, rows: Rows) -> None:
+        executor = FakeExecutor(EPOCH)
+        async with managing(rows, executor) as cpu:
+            fence = await cpu.running()
+        await unguarded(rows, TAKEN_AWAY, fence.action_id)
+        async with managing(rows, executor):
+            assert await executor.next_kill() == fence
+
+    async def test_cores_that_an_adopted_action_runs_on_are_not_given_to_another(self, rows: Rows) -> None:
+        executor = FakeExecutor(EPOCH)
+        async with managing(rows, executor) as cpu:
+            first, second = await cpu.running(), await cpu.running()
+            cores = executor.running[second].cores
+            executor.finish(first)
+            await cpu.peers.until(lambda _: was_freed(cpu, first))
+        async with managing(rows, executor) as cpu:
+            third = await cpu.running()
+            assert not set(cores) & set(executor.running[third].cores)
+
+    async def test_under_another_epoch_the_old_environments_are_lost(self, rows: Rows) -> None:
+        async with managing(rows) as cpu:
+            environment = uuid4()
+            await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
+        async with managing(rows, FakeExecutor(UUID(int=8))):
+            sql = "select lost_at is not null, end_reason from environments where id = $1"
+            assert tuple(await rows.pool.fetchrow(sql, environment)) == (True, "node_restarted")
+
+
+class TestEnvironments:
+    async def idle(self, cpu: Cpu) -> UUID:
+        environment = uuid4()
+        fence = await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
+        cpu.executor.finish(fence)
+        await cpu.peers.until(lambda _: was_freed(cpu, fence))
+        return environment
+
+    async def test_a_deleted_one_is_destroyed_and_its_memory_free(self, cpu: Cpu, rows: Rows) -> None:
+        environment = await self.idle(cpu)
+        await rows.execute("update environments set delete_requested_at = now()")
+        assert await cpu.executor.next_destroy() == environment
+        await rows.until_value("deleted", "select end_reason from environments where ended_at is not null")
+        await cpu.peers.until(lambda peers: FreedHint(fences=[]) in peers.bodies("/internal/freed"))
+        await cpu.running(amounts=WHOLE_NODE)
+
+    async def test_one_that_nothing_used_for_its_ttl_is_destroyed(self, cpu: Cpu, rows: Rows) -> None:
+        environment = await self.idle(cpu)
+        await rows.execute("update environments set last_used_at = now() - interval '1 day'")
+        assert await cpu.executor.next_destroy() == environment
+        await rows.until_value("idle", "select end_reason from environments where ended_at is not null")
+
+    async def test_a_busy_one_does_not_end(self, cpu: Cpu, rows: Rows) -> None:
+        environment = uuid4()
+        fence = await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
+        await rows.execute("update environments set delete_requested_at = now()")
+        marker = await cpu.granted()
+        await cpu.executor.next_start()
+        assert (marker, cpu.executor.destroyed) == (cpu.executor.started[-1].action_id, [])
+        cpu.executor.finish(fence)
+        assert await cpu.executor.next_destroy() == environment
+
+    async def test_one_that_the_executor_lost_is_a_tombstone(self, cpu: Cpu, rows: Rows) -> None:
+        cpu.executor.lose(await self.idle(cpu), "agent_died")
+        await rows.until_value("agent_died", "select end_reason from environments where lost_at is not null")
+
+    async def test_an_action_for_a_tombstone_is_not_run_in_an_empty_one(self, cpu: Cpu, rows: Rows) -> None:
+        await rows.environment("x", cpu.manager.node_id, lost_at=await rows.value("select now()"))
+        action = await cpu.granted(trajectory="x", scope="trajectory", environment_id=uuid4(), retries=3)
+        await rows.until_state(action, "settled")
+        assert await rows.state(action) == ("settled", "infra_error", "environment_lost")
+        assert cpu.executor.started == []
+
+
+class TestLease:
+    async def test_a_node_whose_lease_belongs_to_another_starts_nothing_more(self, rows: Rows) -> None:
+        async with managing(rows, node_ttl_s=0.5, beat_s=0.05) as cpu:
+            await rows.execute("update node_beats set epoch = $1", UUID(int=99))
+
+            async def is_fenced() -> bool:
+                """Two polls in a row have left a grant alone."""
+                action = await cpu.granted()
+                with contextlib.suppress(TimeoutError):
+                    cpu.executor.finish((await cpu.executor.next_start(timeout_s=0.2)).fence)
+                    await rows.until_state(action, "settled")
+                return (await rows.of(action))["state"] == "granted"
+
+            await rows.until(is_fenced)

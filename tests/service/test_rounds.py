@@ -1,0 +1,250 @@
+"""The leader's loop on a real Postgres: what it grants, settles and takes back."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+from arl_core.fence import Fence
+from arl_scheduler import repository
+from arl_scheduler.rounds import Rounds
+from arl_scheduler.settings import SchedulerSettings
+from arl_store.migrate import role_url
+from arl_store.wake import Notifier
+from arl_wire.internal import GrantBatch
+from support.builders import EPOCH
+from support.peers import RecordingPeers
+from support.postgres import PASSWORDS
+from support.rows import Rows, rows_in, store_of
+
+OTHER_EPOCH = UUID(int=8)
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+@asynccontextmanager
+async def leading(rows: Rows, peers: RecordingPeers | None = None, **changed: Any) -> AsyncIterator[Rounds]:
+    """A leader that polls often and takes a node for lost after 0.3 s without beats."""
+    url = role_url(rows.owner_url, "scheduler", PASSWORDS["scheduler"])
+    often = {"poll_busy_s": 0.03, "poll_idle_s": 0.03, "node_ttl_s": 0.3, "node_away_s": 0.6}
+    settings = SchedulerSettings(port=1, database_url=url, service_token="t" * 16, **(often | changed))
+    async with store_of(rows.owner_url, "scheduler") as store:
+        rounds = Rounds(store, peers or RecordingPeers(), Notifier(url, name="scheduler"), settings)
+        rounds.start()
+        try:
+            yield rounds
+        finally:
+            await rounds.stop()
+
+
+async def silence(rows: Rows, node: int) -> None:
+    await rows.execute("update node_beats set last_beat = now() - interval '1 minute' where node_id = $1", node)
+
+
+class TestGrants:
+    async def test_a_round_is_one_update_and_one_request_per_node(self, rows: Rows) -> None:
+        first, second = await rows.node("a", cores=4), await rows.node("b", cores=4)
+        ids = [await rows.action() for _ in range(8)]
+        peers = RecordingPeers()
+        async with leading(rows, peers):
+            for id in ids:
+                await rows.until_state(id, "granted")
+            await peers.until(lambda peers: len(peers.hints) == 2)
+        sql = "select count(*), count(distinct (xmin::text, cmin::text)) from actions where state = 'granted'"
+        assert tuple(await rows.pool.fetchrow(sql)) == (8, 1)
+        assert {url for url, _ in peers.hints} == {"http://a/internal/grants", "http://b/internal/grants"}
+        on = {(await rows.of(id))["node_id"] for id in ids}
+        assert on == {first, second}
+
+    async def test_the_request_says_what_the_row_says(self, rows: Rows) -> None:
+        node, action = await rows.node(), await rows.action(trajectory="x", scope="trajectory")
+        peers = RecordingPeers()
+        async with leading(rows, peers):
+            await peers.until(lambda peers: bool(peers.hints))
+        (batch,) = peers.bodies("/grants")
+        row = await rows.of(action)
+        assert isinstance(batch, GrantBatch)
+        (grant,) = batch.grants
+        assert (batch.node_epoch, row["node_epoch"], row["node_id"]) == (EPOCH, EPOCH, node)
+        assert (grant.id, grant.grant_no, grant.environment_id) == (action, row["grant_no"], row["environment_id"])
+        assert grant.environment_id is not None
+
+    async def test_no_more_is_granted_than_a_node_has(self, rows: Rows) -> None:
+        await rows.node(cores=3)
+        ids = [await rows.action() for _ in range(5)]
+        async with leading(rows):
+            for id in ids[:3]:
+                await rows.until_state(id, "granted")
+            late = await rows.action(deadline_at=await rows.value("select now() + interval '50 milliseconds'"))
+            await rows.until_state(late, "settled")
+        assert [(await rows.of(id))["state"] for id in ids] == ["granted"] * 3 + ["queued"] * 2
+
+    async def test_higher_priority_goes_first(self, rows: Rows) -> None:
+        await rows.node(cores=1)
+        low, high = await rows.action(), await rows.action(priority=1)
+        async with leading(rows):
+            await rows.until_state(high, "granted")
+        assert (await rows.of(low))["state"] == "queued"
+
+    async def test_a_cordoned_node_gets_nothing(self, rows: Rows) -> None:
+        closed, opened = await rows.node("a", cores=1), await rows.node("b", cores=2)
+        await rows.execute("update nodes set cordoned_at = now() where id = $1", closed)
+        ids = [await rows.action() for _ in range(2)]
+        async with leading(rows):
+            assert [(await rows.until_state(id, "granted"))["node_id"] for id in ids] == [opened] * 2
+
+    async def test_a_silent_node_gets_nothing(self, rows: Rows) -> None:
+        await silence(rows, await rows.node("a", cores=1))
+        async with leading(rows) as rounds:
+            marker = await rows.action(deadline_at=await rows.value("select now() + interval '600 milliseconds'"))
+            await rows.until(lambda: _is_leading(rounds))
+            await rows.until_state(marker, "settled")
+            late = await rows.action(deadline_at=await rows.value("select now() + interval '100 milliseconds'"))
+            assert (await rows.until_state(late, "settled"))["outcome"] == "deadline_in_queue"
+
+    async def test_grants_that_are_cancelled_or_late_do_not_take(self, rows: Rows) -> None:
+        """Postgres has the last word, whatever the index believes."""
+        node, now = await rows.node(), await rows.value("select now()")
+        good, late = await rows.action(), await rows.action(deadline_at=now)
+        cancelled, again = await rows.action(cancel_requested_at=now), await rows.action(grant_no=1)
+        fences = [Fence(id, 1) for id in (good, late, cancelled, again)]
+        grants = [repository.Grant(fence=fence, node=node, amounts={"cpu_milli": 1}) for fence in fences]
+        async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
+            assert await repository.grant(tx, grants, epochs={node: EPOCH}) == {Fence(good, 1)}
+
+
+class TestQueuedEnds:
+    async def test_a_cancelled_action_settles_without_having_run(self, rows: Rows) -> None:
+        await rows.node()
+        action = await rows.action(cancel_requested_at=await rows.value("select now()"))
+        async with leading(rows):
+            assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
+        assert (await rows.of(action))["grant_no"] == 0
+
+    async def test_a_late_action_settles_although_nothing_ever_fits(self, rows: Rows) -> None:
+        action = await rows.action(deadline_at=await rows.value("select now() + interval '100 milliseconds'"))
+        async with leading(rows):
+            row = await rows.until_state(action, "settled")
+        assert (row["outcome"], row["grant_no"]) == ("deadline_in_queue", 0)
+        assert row["settled_at"] >= row["deadline_at"]
+
+    async def test_what_waits_for_a_lost_environment_settles(self, rows: Rows) -> None:
+        node = await rows.node()
+        await rows.environment("x", node, lost_at=await rows.value("select now()"))
+        action = await rows.action(trajectory="x", scope="trajectory")
+        async with leading(rows):
+            await rows.until_state(action, "settled")
+        assert await rows.state(action) == ("settled", "infra_error", "environment_lost")
+
+
+async def _is_leading(rounds: Rounds) -> bool:
+    return rounds.leadership.term is not None
+
+
+class TestReclaim:
+    @pytest.mark.parametrize(
+        ("state", "retries", "failures", "expected"),
+        [
+            ("granted", 0, 0, ("queued", None, None, 0)),
+            ("running", 0, 0, ("settled", "infra_error", "node_lost", 1)),
+            ("running", 2, 1, ("queued", None, None, 2)),
+            ("running", 2, 2, ("settled", "infra_error", "node_lost", 3)),
+        ],
+    )
+    async def test_a_node_that_stays_silent_loses_its_grants(
+        self, rows: Rows, state: str, retries: int, failures: int, expected: tuple[Any, ...]
+    ) -> None:
+        node = await rows.node()
+        held = {"state": state, "node_id": node, "retries": retries, "failures": failures}
+        action = await rows.action(**held)
+        await silence(rows, node)
+        async with leading(rows):
+            await rows.until_state(action, str(expected[0]))
+        row = await rows.of(action)
+        assert (row["state"], row["outcome"], row["reason"], row["failures"]) == expected
+        assert row["grant_no"] == 1
+
+    async def test_another_node_takes_over_what_was_reclaimed(self, rows: Rows) -> None:
+        dead, alive = await rows.node("dead"), await rows.node("alive")
+        action = await rows.action(
+            state="running", node_id=dead, retries=1, granted_at=await rows.value("select now()")
+        )
+        await silence(rows, dead)
+        async with leading(rows):
+            row = await rows.until_state(action, "granted")
+        assert (row["node_id"], row["grant_no"], row["failures"]) == (alive, 2, 1)
+
+    async def test_a_node_that_came_back_as_another_loses_them_at_once(self, rows: Rows) -> None:
+        node = await rows.node(epoch=OTHER_EPOCH)
+        action = await rows.action(state="running", node_id=node)
+        async with leading(rows, node_ttl_s=60.0):
+            await rows.until_state(action, "settled")
+        assert await rows.state(action) == ("settled", "infra_error", "node_lost")
+
+    async def test_a_lapsed_lease_does_not_lose_what_runs_in_an_environment(self, rows: Rows) -> None:
+        """It stays running until its node returns or stays away for good; then nothing runs it again."""
+        node, now = await rows.node(), await rows.value("select now()")
+        environment = await rows.environment("x", node)
+        held = {"state": "running", "node_id": node, "environment_id": environment, "trajectory": "x"}
+        inside = await rows.action(**held, scope="trajectory", retries=3, idempotent=True)
+        outside = await rows.action(state="running", node_id=node)
+        waiting = await rows.action(trajectory="x", scope="trajectory")
+        await silence(rows, node)
+        async with leading(rows, node_away_s=60.0):
+            await rows.until_state(outside, "settled")
+            assert await rows.state(inside) == ("running", None, None)
+        async with leading(rows):
+            await rows.until_state(inside, "settled")
+            await rows.until_state(waiting, "settled")
+        assert await rows.state(inside) == ("settled", "infra_error", "environment_lost")
+        assert await rows.state(waiting) == ("settled", "infra_error", "environment_lost")
+        assert await rows.value("select end_reason from environments where id = $1", environment) == "node_away"
+
+    async def test_a_new_leader_gives_a_silent_node_a_whole_lease(self, rows: Rows) -> None:
+        """It cannot tell whether the node beat while nobody watched."""
+        node = await rows.node()
+        action = await rows.action(state="running", node_id=node)
+        await silence(rows, node)
+        marker = await rows.action(cancel_requested_at=await rows.value("select now()"))
+        async with leading(rows, node_ttl_s=60.0):
+            await rows.until_state(marker, "settled")
+            assert (await rows.of(action))["state"] == "running"
+
+    async def test_a_restart_of_postgres_is_not_the_nodes_silence(self, rows: Rows) -> None:
+        await rows.node()
+        await rows.execute("update node_beats set last_beat = pg_postmaster_start_time() - interval '1 hour'")
+        async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
+            (node,) = (await repository.poll(tx, mark=0)).nodes
+        assert node.last_sign == await rows.value("select extract(epoch from pg_postmaster_start_time())::float8")
+
+
+class TestTwoSchedulers:
+    async def test_each_action_is_granted_once(self, rows: Rows) -> None:
+        await rows.node(cores=100)
+        async with leading(rows) as one, leading(rows) as other:
+            ids = [await rows.action() for _ in range(50)]
+            for id in ids:
+                await rows.until_state(id, "granted")
+            assert [one.leadership.term, other.leadership.term].count(None) == 1
+        assert await rows.value("select array_agg(distinct grant_no) from actions") == [1]
+
+    async def test_a_leader_whose_term_is_taken_writes_nothing_more(self, rows: Rows) -> None:
+        await rows.node()
+        async with leading(rows) as rounds:
+            await rows.until(lambda: _is_leading(rounds))
+            await rows.execute("update leader_term set term = term + 1")
+            await rows.execute("update leader_lease set expires_at = now() + interval '1 hour', term = 77")
+            action = await rows.action()
+
+            async def has_lost() -> bool:
+                return rounds.leadership.term is None
+
+            await rows.until(has_lost)
+        assert (await rows.of(action))["state"] == "queued"

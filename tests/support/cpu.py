@@ -1,0 +1,80 @@
+"""A CPU manager in this process, on an executor that the test drives."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_cpu.manager import Manager
+from arl_cpu.settings import CpuSettings
+from arl_store.migrate import role_url
+from arl_store.wake import Notifier
+from arl_wire.internal import GrantBody
+from support.builders import EPOCH
+from support.executor import FakeExecutor
+from support.peers import RecordingPeers
+from support.postgres import PASSWORDS
+from support.rows import AMOUNTS, Rows, store_of
+
+__all__ = ["Cpu", "managing"]
+
+NODE_NAME = "n"
+
+
+@dataclass(frozen=True)
+class Cpu:
+    manager: Manager
+    executor: FakeExecutor
+    peers: RecordingPeers
+    rows: Rows
+
+    async def granted(self, **columns: Any) -> UUID:
+        """An action that the scheduler granted to this node; no hint was sent."""
+        held = {"state": "granted", "node_id": self.manager.node_id, "node_epoch": self.manager.epoch}
+        return await self.rows.action(**(held | columns))
+
+    async def offer(self, *actions: UUID, **changed: Any) -> None:
+        """The hint for rows as they are."""
+        bodies = []
+        for action in actions:
+            row = await self.rows.of(action)
+            amounts = json.loads(row["amounts"]) if row["amounts"] else AMOUNTS
+            body = {"id": action, "grant_no": row["grant_no"], "amounts": amounts}
+            bodies.append(GrantBody(**(body | {"environment_id": row["environment_id"]} | changed)))
+        await self.manager.offer(bodies, epoch=self.manager.epoch)
+
+    async def running(self, **columns: Any) -> Fence:
+        """An action that the executor runs."""
+        await self.offer(await self.granted(**columns))
+        return (await self.executor.next_start()).fence
+
+
+@asynccontextmanager
+async def managing(rows: Rows, executor: FakeExecutor | None = None, **changed: Any) -> AsyncIterator[Cpu]:
+    """Two cores and 1000 MiB. It polls often, so that a test of a poll need not wait."""
+    url = role_url(rows.owner_url, "cpu", PASSWORDS["cpu"])
+    values: dict[str, Any] = {
+        "port": 1,
+        "database_url": url,
+        "service_token": "t" * 16,
+        "scheduler_url": "http://scheduler",
+        "node_name": NODE_NAME,
+        "driver": "simulated",
+        "cpu_cores": 2,
+        "memory_mib": 1000,
+        "poll_busy_s": 0.03,
+        "poll_idle_s": 0.03,
+    }
+    settings = CpuSettings(**(values | changed))
+    executor = executor or FakeExecutor(EPOCH)
+    peers = RecordingPeers()
+    async with store_of(rows.owner_url, "cpu") as store:
+        manager = Manager(store, peers, Notifier(url, name="cpu"), executor, settings)  # type: ignore[arg-type]
+        await manager.start()
+        try:
+            yield Cpu(manager, executor, peers, rows)
+        finally:
+            await manager.stop()
