@@ -2,9 +2,14 @@
 
 from uuid import UUID, uuid4
 
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
 from arl_core.fence import Fence
-from arl_core.model import Amounts, Grant
+from arl_core.model import Amounts, Environment, Grant
 from arl_core.plan import FirstComeFirstServed, plan
+from arl_core.states import State
 from arl_scheduler.index import Index
 from arl_scheduler.repository import poll
 from arl_wire.internal import QueuedAction
@@ -17,6 +22,7 @@ from support.builders import (
     numbered,
 )
 from support.rows import rows_in, store_of
+from support.scheduler_model import Database
 
 NOW = 1000.0
 
@@ -255,3 +261,99 @@ class TestDeadlines:
 def a_round_of(index: Index, number: int) -> list[Grant]:
     fence = Fence(UUID(int=number), 1)
     return [Grant(fence=fence, node=1, amounts={"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10})]
+
+
+class LeaderAndRows(RuleBasedStateMachine):
+    """Whatever happens to rows and hints, polls make the index what a new leader would build from rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = Database()
+        self.index = Index()
+        self.poll()
+
+    @rule(trajectory=st.sampled_from([None, "x", "y"]), hint=st.booleans())
+    def submit(self, trajectory: str | None, hint: bool) -> None:
+        row = self.rows.submit(trajectory)
+        if hint:
+            self.index.admit([row.queued()])
+
+    @rule()
+    def round(self) -> None:
+        snapshot = self.index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
+        decided = plan(snapshot, FirstComeFirstServed()).grants
+        taken = [grant for grant in decided if self.rows.take(grant)]
+        assert len(taken) == len(decided)
+        self.index.granted(taken, now=NOW)
+
+    @precondition(lambda self: self.rows.in_state(State.GRANTED))
+    @rule(data=st.data(), starts=st.sampled_from([True, True, True, False]), hint=st.booleans())
+    def start_or_refuse(self, data: st.DataObject, starts: bool, hint: bool) -> None:
+        row = data.draw(st.sampled_from(self.rows.in_state(State.GRANTED)))
+        if starts:
+            assert self.rows.start(row), "a living environment was passed over"
+            return
+        self.rows.requeue(row)
+        if hint:
+            self.index.freed([Fence(row.id, row.grant_no)])
+
+    @precondition(lambda self: self.rows.in_state(State.RUNNING))
+    @rule(data=st.data(), again=st.booleans(), hint=st.booleans())
+    def end(self, data: st.DataObject, again: bool, hint: bool) -> None:
+        row = data.draw(st.sampled_from(self.rows.in_state(State.RUNNING)))
+        fence = Fence(row.id, row.grant_no)
+        if again:
+            self.rows.requeue(row)
+        else:
+            row.state = State.SETTLED
+        if hint:
+            self.index.freed([fence, fence])
+
+    @precondition(lambda self: any(not self.rows.users(each) for each in self.rows.live()))
+    @rule(data=st.data(), lost=st.booleans())
+    def end_environment(self, data: st.DataObject, lost: bool) -> None:
+        """By its node, after a deletion that a poll has seen; or without anybody's wish."""
+        idle = [each for each in self.rows.live() if not self.rows.users(each)]
+        environment = data.draw(st.sampled_from(idle))
+        if not lost:
+            self.rows.change(environment, deleted=True)
+            self.poll()
+            environment = self.rows.environments[environment.id][1]
+        self.rows.change(environment, gone=True)
+        self.poll()
+
+    @rule()
+    def poll(self) -> None:
+        self.index.poll_begins()
+        self.index.reconcile(self.rows.poll(self.index.mark))
+        stranded = self.index.stranded()
+        for id in stranded:
+            self.rows.rows[id].state = State.SETTLED
+        self.index.refused(stranded)
+
+    @rule()
+    def compare(self) -> None:
+        """Two polls: the first confirms or forgets environments that no poll has seen yet."""
+        self.poll()
+        self.poll()
+        rebuilt = Index()
+        rebuilt.reconcile(self.rows.poll(0))
+        assert self.view(self.index) == self.view(rebuilt)
+
+    def view(self, index: Index) -> object:
+        snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
+        candidates = {
+            action.id: (action.grant_no, action.environment and self.known(action.environment))
+            for queue in snapshot.queues
+            for action in queue
+        }
+        held = {running.fence: (running.node, dict(running.amounts)) for running in snapshot.running}
+        return index.waiting, candidates, held, [dict(pool.free) for pool in snapshot.pools]
+
+    def known(self, environment: Environment) -> tuple[UUID | None, int | None]:
+        """What nobody has made yet has no name that counts."""
+        return (environment.id if environment.id in self.rows.environments else None), environment.node
+
+
+TestLeaderAndRows = LeaderAndRows.TestCase
+TestLeaderAndRows.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, database=None)

@@ -190,7 +190,7 @@ class TestReclaim:
 
     async def test_a_lapsed_lease_does_not_lose_what_runs_in_an_environment(self, rows: Rows) -> None:
         """It stays running until its node returns or stays away for good; then nothing runs it again."""
-        node, now = await rows.node(), await rows.value("select now()")
+        node = await rows.node()
         environment = await rows.environment("x", node)
         held = {"state": "running", "node_id": node, "environment_id": environment, "trajectory": "x"}
         inside = await rows.action(**held, scope="trajectory", retries=3, idempotent=True)

@@ -1,5 +1,9 @@
 """`doctor`: what this machine can do and enforce, said plainly, before and after the system is up."""
 
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,23 +26,34 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
-    """Check this machine. Exit code 1: the system can't run here. When it is up, also what its nodes enforce."""
+    """Check this machine. Exit code 1: the system can't run here. Also says what confines actions here, or on its nodes when it is up."""
     state = LocalState(directory)
     findings = inspect_machine(state.directory)
     running = state.supervisor() is not None
-    nodes, finding = _ask_nodes(state) if running else ([], None)
+    nodes, finding = _ask_nodes(state) if running else _try_sandbox()
     findings += [finding] if finding else []
     if output is Format.JSON:
         print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
     else:
         stdout.print(_findings_table(findings))
-        if not running:
-            stdout.print("\nnot running; what actions are confined by is known when it is up", markup=False)
         for node in nodes:
-            stdout.print(f"\nnode {node.get('name', '?')}", markup=False)
+            stdout.print(f"\nwhat confines actions on {node.get('name', '?')}", markup=False)
             stdout.print(_capabilities_table(node.get("enforced") or []))
     if any(f.level is Level.FAIL for f in findings):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _try_sandbox() -> tuple[list[dict[str, Any]], Finding | None]:
+    """What a launcher would find here, by starting one that only looks."""
+    if importlib.util.find_spec("arl_cpu") is None:
+        return [], None
+    checked = subprocess.run(
+        [sys.executable, "-m", "arl_cpu.launcher", "--check"], capture_output=True, text=True, check=False
+    )
+    if checked.returncode:
+        reason = checked.stderr.strip().removeprefix("arl_cpu.launcher: ")
+        return [], Finding("sandbox", Level.FAIL, reason, "tangram up --unsafe-local runs code that you trust")
+    return [{"name": "this machine", "enforced": json.loads(checked.stdout)}], None
 
 
 def _ask_nodes(state: LocalState) -> tuple[list[dict[str, Any]], Finding | None]:

@@ -17,7 +17,7 @@ __all__ = ["Finding", "Level", "inspect_machine"]
 
 _ENOUGH_FILES = 4096
 _ENOUGH_DISK_GIB = 5
-_OLDEST_KERNEL = (5, 10)
+_OLDEST_KERNEL = (5, 12)
 _CONTROLLERS = ("cpu", "cpuset", "freezer", "memory", "pids")
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_VERSION = 1
@@ -63,7 +63,7 @@ def _kernel() -> Finding:
     release = platform.release()
     digits = [part for part in release.replace("-", ".").split(".")[:2] if part.isdecimal()]
     if tuple(map(int, digits)) < _OLDEST_KERNEL:
-        return Finding("system", Level.FAIL, f"Linux {release}", "a kernel of 5.10 or newer is needed")
+        return Finding("system", Level.FAIL, f"Linux {release}", "a kernel of 5.12 or newer is needed")
     return Finding("system", Level.OK, f"Linux {release}, {platform.machine()}")
 
 

@@ -13,7 +13,7 @@ from arl_wire.actions import Action
 
 __all__ = ["figures_of", "print_table", "wrongs_of"]
 
-WALLS = ("uid_separation", "files", "net_isolation", "kill_tree")
+WALLS = ("files", "net_isolation", "seccomp", "kill_tree")
 
 
 def figures_of(rollouts: Sequence[Rollout], *, wall_s: float) -> dict[str, float]:

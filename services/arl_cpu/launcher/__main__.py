@@ -1,13 +1,18 @@
-"""`python -m arl_cpu.launcher`: settings from the environment, then the loop until SIGTERM."""
+"""`python -m arl_cpu.launcher`: settings from the environment, then the loop until SIGTERM.
+
+With `--check` it only tries what this host can enforce, prints that as JSON and ends.
+"""
 
 import fcntl
+import json
 import os
 import resource
 import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from arl_cpu.executor import Event
@@ -61,12 +66,27 @@ class Settings:
 
 
 def main() -> int:
+    _start_with_clean_variables()
+    os.umask(0o022)
+    if sys.argv[1:] == ["--check"]:
+        with tempfile.TemporaryDirectory(prefix="tangram-check-") as directory:
+            return _check(Path(directory))
     try:
         settings = Settings.from_environment(os.environ)
     except ValueError as error:
         return _give_up(str(error), _WRONG_SETTINGS)
-    _start_with_clean_variables()
-    os.umask(0o022)
+    return _run_alone(settings)
+
+
+def _check(directory: Path) -> int:
+    """Exit code 3, and the reason on standard error, where the namespaces driver does not work."""
+    settings = Settings(
+        socket_path=directory / "socket", directory=directory, driver="namespaces", node_name=f"check-{os.getpid()}"
+    )
+    return _run(settings, check_only=True)
+
+
+def _run_alone(settings: Settings) -> int:
     settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(settings.directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -76,7 +96,7 @@ def main() -> int:
     return _run(settings)
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: Settings, *, check_only: bool = False) -> int:
     work_dir = settings.directory / "work"
     shutil.rmtree(work_dir, ignore_errors=True)
     work_dir.mkdir(mode=0o700)
@@ -99,7 +119,7 @@ def _run(settings: Settings) -> int:
     )
     _raise_open_files()  # after the fork: an agent closes every number below its limit
     try:
-        return _serve(settings, host)
+        return _serve(settings, host, check_only=check_only)
     finally:
         host.zygote.channel.close()
         if tree is not None:
@@ -108,7 +128,7 @@ def _run(settings: Settings) -> int:
         settings.socket_path.unlink(missing_ok=True)
 
 
-def _serve(settings: Settings, host: Host) -> int:
+def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
     loop = host.loop
     node = Node(host, _ignore)
     loop.install_signals(lambda pid, _status: _on_child(host, pid), lambda: _end(loop, node))
@@ -125,6 +145,9 @@ def _serve(settings: Settings, host: Host) -> int:
             "container also an unmasked /proc), or set TANGRAM_DRIVER=unsafe-local to run code you trust without walls",
             _NO_DRIVER,
         )
+    if check_only:
+        sys.stdout.write(json.dumps([asdict(capability) for capability in capabilities]) + "\n")
+        return 0
     host.enforcement = {capability.name: capability.level for capability in capabilities}
     Server(loop, node, capabilities, settings.driver).listen(settings.socket_path)
     sys.stdout.write("ready\n")

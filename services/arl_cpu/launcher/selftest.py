@@ -101,6 +101,10 @@ if os.fork() == 0:
 Level = Literal["enforced", "best_effort", "absent"]
 
 
+_REQUIRED = frozenset({"files", "net_isolation", "seccomp", "kill_tree"})
+"""Without these it is no sandbox; limits of cpu, memory, pids and disk are required by who asks for them."""
+
+
 class NotPossible(Exception):
     """The driver cannot make an environment here; the message says why."""
 
@@ -117,7 +121,7 @@ def without_walls() -> tuple[Capability, ...]:
 
 
 def probe(host: Host, directory: Path) -> tuple[Capability, ...]:
-    """Make an environment, attack it, end it. Raises NotPossible where there can be none."""
+    """Make an environment, attack it, end it. Raises NotPossible where there can be none, or one that leaks."""
     canary = directory / "canary"
     canary.write_text("outside")
     canary.chmod(0o644)
@@ -138,7 +142,11 @@ def probe(host: Host, directory: Path) -> tuple[Capability, ...]:
         finally:
             trial.end()
             canary.unlink()
-    return _capabilities(host, findings)
+    capabilities = _capabilities(host, findings)
+    open_walls = [each.name for each in capabilities if each.name in _REQUIRED and each.level != "enforced"]
+    if open_walls:
+        raise NotPossible(f"the self-test got through: {', '.join(open_walls)}")
+    return capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
