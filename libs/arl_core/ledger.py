@@ -1,6 +1,6 @@
 """Who holds what on which node. The scheduler plans against it, a manager refuses by it."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from arl_core.model import Amounts
@@ -31,9 +31,6 @@ class Ledger:
         self._capacity[node] = dict(capacity)
         self._held.setdefault(node, {})
 
-    def forget_node(self, node: int) -> None:
-        self._capacity.pop(node, None)
-
     def capacity(self, node: int) -> Amounts:
         return dict(self._capacity.get(node, {}))
 
@@ -59,9 +56,3 @@ class Ledger:
         for resource, amount in hold.amounts.items():
             held[resource] -= amount
         return True
-
-    def held_by(self, holder: Hashable) -> Hold | None:
-        return self._holds.get(holder)
-
-    def holders(self) -> Iterable[Hashable]:
-        return tuple(self._holds)

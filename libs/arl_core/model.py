@@ -26,12 +26,24 @@ __all__ = [
     "Running",
     "Shape",
     "Waiting",
+    "action_part",
+    "environment_part",
 ]
 
 Amounts = Mapping[str, int]
 
 ENVIRONMENT_RESOURCES = frozenset({"memory_mib", "disk_mib"})
 """A persistent environment holds these from its first grant until it ends; an exec in it holds the rest."""
+
+
+def environment_part(amounts: Amounts) -> dict[str, int]:
+    """What a persistent environment holds of its first action's amounts."""
+    return {resource: amount for resource, amount in amounts.items() if resource in ENVIRONMENT_RESOURCES}
+
+
+def action_part(amounts: Amounts) -> dict[str, int]:
+    """What an action in a persistent environment holds itself."""
+    return {resource: amount for resource, amount in amounts.items() if resource not in ENVIRONMENT_RESOURCES}
 
 
 class Shape(StrEnum):
@@ -78,6 +90,8 @@ class ActionClass:
     shape: Shape
     demand: Demand
     resizable: bool = False
+    requires: frozenset[str] = frozenset()
+    """Capabilities that its node must enforce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +144,7 @@ class Pool:
     accepting: bool = True
     """False while cordoned, draining or without a lease: nothing new is placed here."""
     environments: int = 0
+    enforces: frozenset[str] = frozenset()
     free_devices: tuple[int, ...] = ()
     """For the group shape: indices of devices that no group holds."""
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_core.ledger import fits
-from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Grant, Plan, Pool, Running, Shape, Waiting
+from arl_core.model import ActionClass, Amounts, Grant, Plan, Pool, Running, Shape, Waiting, action_part
 from arl_core.waiting import ClassQueue, arrival_order
 
 __all__ = ["FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot", "plan"]
@@ -68,7 +68,8 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
             grants.append(grant)
             continue
         full.add((key, pinned))
-        if not free.could_fit(action.cls):
+        if action.environment is None or not free.could_fit(action.cls):
+            # Loose actions of a class are alike: where one fits nowhere, none does.
             hopeful.discard(key)
     return Plan(grants=tuple(grants))
 
@@ -100,16 +101,13 @@ class FreeAmounts:
         return self.placed.get(action.environment.id, action.environment.node)
 
     def could_fit(self, cls: ActionClass) -> bool:
-        """Whether any pool still has the cores, devices or slots; memory may already be an environment's."""
-        needed = _without_environment(cls.demand.minimum)
-        return any(
-            pool.accepting and pool.shape is cls.shape and fits(needed, self.free[node])
-            for node, pool in self.pools.items()
-        )
+        """Whether any pool still has what even an action in a living environment needs."""
+        needed = action_part(cls.demand.minimum)
+        return any(pool.accepting and self._fits(node, cls, needed) for node, pool in self.pools.items())
 
     def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
         pinned = self.node_of(action)
-        needed = amounts if pinned is None else _without_environment(amounts)
+        needed = amounts if pinned is None else action_part(amounts)
         node = self._choose(action, needed, pinned)
         if node is None:
             return None
@@ -129,7 +127,7 @@ class FreeAmounts:
         )
 
     def _choose(self, action: Waiting, needed: Amounts, pinned: int | None) -> int | None:
-        nodes = [node for node in self._candidates(pinned) if self._fits(node, action.cls.shape, needed)]
+        nodes = [node for node in self._candidates(pinned) if self._fits(node, action.cls, needed)]
         if not nodes:
             return None
         if action.environment is not None and pinned is None:
@@ -141,10 +139,11 @@ class FreeAmounts:
             return (pinned,) if pinned in self.pools and self.pools[pinned].accepting else ()
         return (node for node, pool in self.pools.items() if pool.accepting)
 
-    def _fits(self, node: int, shape: Shape, needed: Amounts) -> bool:
-        if self.pools[node].shape is not shape or not fits(needed, self.free[node]):
+    def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
+        pool = self.pools[node]
+        if pool.shape is not cls.shape or not cls.requires <= pool.enforces or not fits(needed, self.free[node]):
             return False
-        return shape is not Shape.GROUP or _aligned_group(self.devices[node], needed.get("gpu", 0)) is not None
+        return pool.shape is not Shape.GROUP or _aligned_group(self.devices[node], needed.get("gpu", 0)) is not None
 
     def _emptiest_for_environments(self, node: int) -> tuple[int, int, int]:
         return (self.environments[node], -self.free[node].get("memory_mib", 0), node)
@@ -163,7 +162,3 @@ def _aligned_group(devices: Iterable[int], count: int) -> tuple[int, ...] | None
         if present.issuperset(group):
             return group
     return None
-
-
-def _without_environment(amounts: Amounts) -> Amounts:
-    return {resource: amount for resource, amount in amounts.items() if resource not in ENVIRONMENT_RESOURCES}

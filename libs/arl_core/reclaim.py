@@ -30,7 +30,6 @@ class HeldRow:
     """Whether its persistent environment is neither ended nor lost; True where it has none yet."""
     failures: int
     retries: int
-    idempotent: bool
 
 
 @dataclass(frozen=True, slots=True)

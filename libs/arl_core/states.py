@@ -7,7 +7,7 @@ here cannot happen to a row.
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EDGES", "MANAGERS", "RETRYABLE_OUTCOMES", "Edge", "Outcome", "Role", "State"]
+__all__ = ["EDGES", "MANAGERS", "Edge", "Outcome", "Role", "State"]
 
 
 class State(StrEnum):
@@ -37,7 +37,6 @@ class Role(StrEnum):
 
 
 MANAGERS = frozenset({Role.CPU})
-RETRYABLE_OUTCOMES = frozenset({Outcome.INFRA_ERROR})
 
 _ADMISSION = frozenset({Role.ADMISSION})
 _SCHEDULER = frozenset({Role.SCHEDULER})

@@ -21,8 +21,9 @@ class ClassQueue:
 
     def __init__(self, cls: ActionClass) -> None:
         self.cls = cls
-        self._live: dict[UUID, Waiting] = {}
-        self._heap: list[tuple[Order, UUID]] = []
+        self._live: dict[UUID, tuple[Waiting, int]] = {}
+        self._heap: list[tuple[Order, int]] = []
+        self._additions = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -31,22 +32,24 @@ class ClassQueue:
         """In arrival order. The queue must not change while it is walked."""
         frontier = [(self._heap[0], 0)] if self._heap else []
         while frontier:
-            (order, action_id), at = heappop(frontier)
+            ((_, _, action_id), addition), at = heappop(frontier)
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(self._heap):
                     heappush(frontier, (self._heap[child], child))
-            action = self._live.get(action_id)
-            if action is not None and arrival_order(action) == order:
+            action, latest = self._live.get(action_id, (None, -1))
+            # An action that left and came back has an older entry of the same order.
+            if action is not None and latest == addition:
                 yield action
 
     def add(self, action: Waiting) -> None:
-        self._live[action.id] = action
-        heappush(self._heap, (arrival_order(action), action.id))
+        self._additions += 1
+        self._live[action.id] = (action, self._additions)
+        heappush(self._heap, (arrival_order(action), self._additions))
 
     def discard(self, action_id: UUID) -> None:
         self._live.pop(action_id, None)
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._live):
-            self._heap = [(arrival_order(action), action.id) for action in self._live.values()]
+            self._heap = [(arrival_order(action), addition) for action, addition in self._live.values()]
             heapify(self._heap)
 
 

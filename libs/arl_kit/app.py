@@ -1,22 +1,25 @@
 """The frame of a service: problems instead of tracebacks, probes, service-to-service authentication."""
 
+import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import current_traceparent, new_traceparent, set_up_logging, trace_id_of, valid_traceparent
+from arl_store.tx import is_temporary
 from arl_wire.errors import (
     FieldError,
     Internal,
@@ -32,6 +35,7 @@ __all__ = ["VERSION", "called_by", "create_app", "documented", "serve", "validat
 
 VERSION = "0.1.0"
 DRAIN_S = 20
+_TRACEPARENT = "tangram.traceparent"
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +65,10 @@ def create_app(*, title: str, lifespan: Lifespan, ready: Ready, max_body_bytes: 
     return app
 
 
-def serve(app: FastAPI, settings: ServiceSettings, *, name: str) -> None:
-    """Run until SIGTERM, then finish what is in flight."""
+def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
+    """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
     set_up_logging(name, settings.log_level)
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -78,6 +82,23 @@ def serve(app: FastAPI, settings: ServiceSettings, *, name: str) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
     )
+    _Server(config, on_drain).run()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._on_drain = on_drain
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._on_drain is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_drain)
+        super().handle_exit(sig, frame)
 
 
 def called_by(settings: ServiceSettings, *callers: str) -> Any:
@@ -125,11 +146,13 @@ class _Envelope:
             return
         headers = dict(scope["headers"])
         traceparent = valid_traceparent(headers.get(b"traceparent", b"").decode("latin-1")) or new_traceparent()
+        # Also in the scope: the handler of unexpected errors runs outside this context.
+        scope[_TRACEPARENT] = traceparent
         token = current_traceparent.set(traceparent)
         announced = headers.get(b"content-length", b"0")
         try:
             if announced.isdigit() and int(announced) > self._max:
-                await _respond(self._too_large(), traceparent)(scope, receive, send)
+                await _respond(self._too_large(), traceparent)(scope, receive, _with_header(send, traceparent))
                 return
             await self._app(scope, self._bounded(receive), _with_header(send, traceparent))
         finally:
@@ -143,7 +166,8 @@ class _Envelope:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._max:
-                raise self._too_large()
+                # The one kind of exception that FastAPI passes on from reading a body.
+                raise HTTPException(TooLarge.status, self._too_large().detail)
             return message
 
         return bounded
@@ -191,6 +215,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths, wrong methods."""
     if not isinstance(error, HTTPException):
         raise error
+    if error.status_code == TooLarge.status:
+        return _respond(TooLarge(str(error.detail)), current_traceparent.get())
     title = HTTPStatus(error.status_code).phrase
     return _problem_response(
         Problem(
@@ -206,7 +232,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
     """Not reaching Postgres is temporary; anything else it says is our mistake and is logged with its cause."""
-    if not _is_temporary(error):
+    if not is_temporary(error):
         return await _on_unexpected_error(request, error)
     log.warning("the database is not reachable: %s", type(error).__name__)
     return _respond(Unavailable("the database is not reachable; try again", retry_after_s=1), current_traceparent.get())
@@ -215,15 +241,7 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     detail = "something went wrong on our side; the trace id finds it in the logs"
-    return _respond(Internal(detail), current_traceparent.get())
-
-
-def _is_temporary(error: Exception) -> bool:
-    if not isinstance(error, SQLAlchemyError):
-        return True
-    return isinstance(error, (OperationalError, InterfaceError, PoolTimeout)) or bool(
-        getattr(error, "connection_invalidated", False)
-    )
+    return _respond(Internal(detail), request.scope.get(_TRACEPARENT))
 
 
 def _add_probes(app: FastAPI, ready: Ready) -> None:

@@ -9,10 +9,11 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from arl_core.states import Role
 from arl_store.guards import edge_trigger, grants_for, role_name
+from arl_store.tx import engine_for
 
 __all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]
 
@@ -42,7 +43,7 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str]) -> None:
     `passwords` maps each service's name to the password of its role. Without the right to create
     roles all services use the owner, and the trigger checks edges but not writers.
     """
-    engine = create_async_engine(_driver_url(owner_url))
+    engine = engine_for(owner_url)
     try:
         async with engine.begin() as connection:
             await connection.execute(LOCK)
@@ -62,7 +63,7 @@ def role_url(owner_url: str, service: str, password: str) -> str:
 
 async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
     """Make `key` valid for `project`, making the project if there is none."""
-    engine = create_async_engine(_driver_url(owner_url))
+    engine = engine_for(owner_url)
     try:
         async with engine.begin() as connection:
             await connection.execute(INSERT_PROJECT, {"name": project})
@@ -111,7 +112,3 @@ def _scripts() -> Path:
     here = Path(__file__).parent
     installed = here / "migrations"
     return installed if installed.is_dir() else here.parents[1] / "migrations"
-
-
-def _driver_url(url: str) -> str:
-    return url.replace("postgresql://", "postgresql+asyncpg://", 1)

@@ -4,12 +4,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncpg
 from sqlalchemy import Executable, Row, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-__all__ = ["ReadTx", "Store", "WriteTx", "open_store"]
+__all__ = ["ReadTx", "Store", "WriteTx", "engine_for", "is_temporary", "open_store"]
 
 Parameters = Mapping[str, Any]
+CLIENT_MARGIN_S = 5.0
+TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001"})
+"""SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization."""
 
 
 class ReadTx:
@@ -58,25 +64,51 @@ class Store:
         await self._engine.dispose()
 
 
+def is_temporary(error: Exception) -> bool:
+    """Not reachable, starting, stopping, overloaded or chosen to end a deadlock: the same may succeed later."""
+    if isinstance(error, (OSError, TimeoutError, OperationalError, InterfaceError, PoolTimeout)):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    state = str(getattr(error.orig, "sqlstate", "") or "")
+    return error.connection_invalidated or state[:2] in ("08", "53") or state in TEMPORARY_STATES
+
+
 def open_store(
     url: str, *, name: str, pool_size: int, acquire_timeout_s: float = 5.0, statement_timeout_s: float = 10.0
 ) -> Store:
     """`url` is `postgresql://…`; `name` shows in pg_stat_activity."""
     timeout_ms = str(int(statement_timeout_s * 1000))
-    engine = create_async_engine(
-        url.replace("postgresql://", "postgresql+asyncpg://", 1),
+    server_settings = {
+        "application_name": name,
+        "statement_timeout": timeout_ms,
+        "idle_in_transaction_session_timeout": timeout_ms,
+        "jit": "off",
+    }
+    engine = engine_for(
+        url,
+        # The server ends a statement in time; this ends the wait for a server that is not there any more.
+        connect={
+            "timeout": acquire_timeout_s,
+            "command_timeout": statement_timeout_s + CLIENT_MARGIN_S,
+            "server_settings": server_settings,
+        },
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=acquire_timeout_s,
         pool_use_lifo=True,
-        connect_args={
-            "timeout": acquire_timeout_s,
-            "server_settings": {
-                "application_name": name,
-                "statement_timeout": timeout_ms,
-                "idle_in_transaction_session_timeout": timeout_ms,
-                "jit": "off",
-            },
-        },
     )
     return Store(engine)
+
+
+def engine_for(url: str, *, connect: Mapping[str, Any] | None = None, **options: Any) -> AsyncEngine:
+    """The driver reads the URL itself, so that every libpq form works: sslmode, socket directories, several hosts.
+
+    Parameters never reach an error's text: they hold what clients pass to their programs.
+    """
+    arguments = dict(connect or {})
+
+    async def open_connection() -> asyncpg.Connection:
+        return await asyncpg.connect(url, **arguments)
+
+    return create_async_engine("postgresql+asyncpg://", async_creator=open_connection, hide_parameters=True, **options)

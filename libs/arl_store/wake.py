@@ -43,7 +43,7 @@ class _Connected:
         while True:
             try:
                 await self._connected()
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is the way on
                 log.warning("%s lost its connection: %s", self._name, type(error).__name__)
             await asyncio.sleep(RECONNECT_S)
 
@@ -76,7 +76,7 @@ class Notifier(_Connected):
             await self._wanted.wait()
             self._wanted.clear()
             try:
-                await connection.execute(f"notify {self._channel}")
+                await connection.execute(f"notify {self._channel}", timeout=CONNECT_TIMEOUT_S)
             except BaseException:
                 self._wanted.set()
                 raise

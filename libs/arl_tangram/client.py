@@ -131,10 +131,11 @@ class Tangram:
                 reply = self._send(step)
 
     def _send(self, call: Call) -> Reply:
+        begun = time.monotonic()
         try:
             return _reply(self._http.send(_request(self._http, call)))
         except httpx.TransportError as error:
-            return _no_reply(error)
+            return _no_reply(error, time.monotonic() - begun)
 
 
 class AsyncTangram:
@@ -234,10 +235,11 @@ class AsyncTangram:
                 reply = await self._send(step)
 
     async def _send(self, call: Call) -> Reply:
+        begun = time.monotonic()
         try:
             return _reply(await self._http.send(_request(self._http, call)))
         except httpx.TransportError as error:
-            return _no_reply(error)
+            return _no_reply(error, time.monotonic() - begun)
 
 
 def _headers(connection: Connection) -> dict[str, str]:
@@ -282,8 +284,13 @@ def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Reques
 
 def _reply(response: httpx.Response) -> Reply:
     retry_after = response.headers.get("retry-after", "")
-    return Reply(response.status_code, response.content, float(retry_after) if retry_after.isdigit() else None)
+    return Reply(
+        response.status_code,
+        response.content,
+        retry_after_s=float(retry_after) if retry_after.isdigit() else None,
+        elapsed_s=response.elapsed.total_seconds(),
+    )
 
 
-def _no_reply(error: httpx.TransportError) -> Reply:
-    return Reply(0, f"{type(error).__name__}: {error}".encode())
+def _no_reply(error: httpx.TransportError, elapsed_s: float) -> Reply:
+    return Reply(0, f"{type(error).__name__}: {error}".encode(), elapsed_s=elapsed_s)

@@ -30,8 +30,13 @@ def state_directory() -> Path:
 def resolve(url: str | None = None, api_key: str | None = None, *, directory: Path | None = None) -> Connection:
     """Raises `Unavailable` or `Unauthenticated` with what to do."""
     local = directory or state_directory()
-    url = url or os.environ.get("TANGRAM_URL") or _endpoint(local)
-    api_key = api_key or os.environ.get("TANGRAM_API_KEY") or _key(local)
+    url = url or os.environ.get("TANGRAM_URL")
+    api_key = api_key or os.environ.get("TANGRAM_API_KEY")
+    here = _endpoint(local)
+    if api_key is None and url in (None, here):
+        # The key of this directory's system is for no other address.
+        api_key = _key(local)
+    url = url or here
     if url is None:
         raise Unavailable("no system found: run `tangram up`, or set TANGRAM_URL and TANGRAM_API_KEY")
     if api_key is None:

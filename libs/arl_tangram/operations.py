@@ -18,6 +18,7 @@ from arl_wire.actions import (
     Action,
     ActionPage,
     BatchAccepted,
+    BatchItem,
     SubmitAction,
     SubmitBatch,
     WaitRequest,
@@ -109,6 +110,7 @@ class Reply:
     status: int
     content: bytes
     retry_after_s: float | None = None
+    elapsed_s: float = 0.0
 
 
 Value = TypeVar("Value")
@@ -133,14 +135,8 @@ def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operat
     accepted: dict[int, UUID] = {}
     refused: dict[int, TangramError] = {}
     for start in range(0, len(actions), BATCH):
-        call = Call(
-            method="POST",
-            path="/v1/actions:batch",
-            body=SubmitBatch(actions=list(actions[start : start + BATCH])),
-            headers={"idempotency-key": uuid4().hex},
-        )
-        answer = BatchAccepted.model_validate_json((yield from _answered(call, patience_s)))
-        for index, item in enumerate(answer.items, start):
+        items = yield from _submit_batch(actions[start : start + BATCH], patience_s)
+        for index, item in enumerate(items, start):
             if item.problem is not None:
                 refused[index] = error_from(item.problem)
             elif item.id is not None:
@@ -148,6 +144,27 @@ def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operat
     if refused:
         raise BatchRefused(accepted, refused)
     return [accepted[index] for index in range(len(actions))]
+
+
+def _submit_batch(
+    actions: Sequence[SubmitAction], patience_s: float
+) -> Generator[Call | Pause, Reply | None, list[BatchItem]]:
+    """Sent again under the same key while any item's answer is to come back later; accepted ones stay what they are."""
+    call = Call(
+        method="POST",
+        path="/v1/actions:batch",
+        body=SubmitBatch(actions=list(actions)),
+        headers={"idempotency-key": uuid4().hex},
+    )
+    waited, pause = 0.0, FIRST_PAUSE_S
+    while True:
+        items = BatchAccepted.model_validate_json((yield from _answered(call, patience_s))).items
+        later = any(item.problem is not None and item.problem.status in RETRY_STATUS for item in items)
+        if not later or waited >= patience_s:
+            return items
+        yield Pause(pause)
+        waited += pause
+        pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
 def run(action: SubmitAction, *, timeout_s: float | None, patience_s: float) -> Operation[Action]:
@@ -253,6 +270,7 @@ def _answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | 
             return reply.content
         if reply.status and reply.status not in RETRY_STATUS:
             raise _error(reply)
+        waited += reply.elapsed_s
         if waited >= patience_s:
             raise _error(reply)
         seconds = max(pause * random.uniform(0.5, 1.0), reply.retry_after_s or 0.0)

@@ -25,7 +25,6 @@ from arl_wire.errors import Problem
 
 __all__ = [
     "Action",
-    "ActionAccepted",
     "ActionPage",
     "ActionResult",
     "Amdahl",
@@ -251,13 +250,6 @@ class SubmitBatch(_Strict):
     """Up to 1000 actions. Each is accepted or refused for itself."""
 
     actions: list[SubmitAction] = Field(min_length=1, max_length=1000)
-
-
-class ActionAccepted(BaseModel):
-    """Durable: it will be settled, whatever happens to us."""
-
-    id: UUID
-    state: State = State.QUEUED
 
 
 class BatchItem(BaseModel):

@@ -154,8 +154,9 @@ class Internal(TangramError):
 
 def error_from(problem: Problem, *, retry_after_s: float | None = None) -> TangramError:
     """The error a problem stands for; an unknown code becomes the class of its status."""
-    known = {cls.code: cls for cls in _subclasses(TangramError)}
-    by_status = {cls.status: cls for cls in reversed(TangramError.__subclasses__())}
+    ours = [cls for cls in _subclasses(TangramError) if cls.__module__ == __name__]
+    known = {cls.code: cls for cls in ours}
+    by_status = {cls.status: cls for cls in reversed(ours) if TangramError in cls.__bases__}
     cls = known.get(problem.code) or by_status.get(problem.status) or TangramError
     error = cls(problem.detail, errors=problem.errors, retry_after_s=retry_after_s)
     error.trace_id = problem.trace_id

@@ -80,9 +80,10 @@ class FenceBody(BaseModel):
 
 
 class FreedHint(BaseModel):
-    """These fences settled or were given back; what they held is free."""
+    """What these fences held is free. `requeued` ones went back to the queue; without any, environments ended."""
 
     fences: list[FenceBody]
+    requeued: list[FenceBody] = []
 
 
 class GrantBody(BaseModel):

@@ -11,9 +11,11 @@ from arl_core.model import Shape
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
 from arl_wire.internal import AdmitItem, QueuedAction
 
-__all__ = ["NewAction", "normalise"]
+__all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
+CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
+"""What a node must enforce for each name that a client may require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
         "memory_mib": action.demand.memory_mib,
         "disk_mib": action.demand.disk_mib,
         "pids": action.demand.pids,
+        "require": sorted(CAPABILITY_OF[name] for name in action.require),
     }
     return NewAction(
         id=id,
@@ -136,7 +139,7 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 def _class_key(queue_id: int, action: SubmitAction, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, program and demand shape share a class."""
     program = action.argv[0] if action.argv else "python"
-    parts = [queue_id, action.kind, program, demand, elastic, action.environment.scope]
+    parts = [queue_id, action.kind, program, demand, elastic, action.environment.scope, sorted(action.require)]
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)
 
@@ -151,5 +154,4 @@ def _payload(action: SubmitAction) -> dict[str, Any]:
         "cwd": action.cwd,
         "files": {path: b64encode(content).decode() for path, content in action.files.items()},
         "fetch": action.fetch,
-        "require": action.require,
     }

@@ -14,6 +14,7 @@ __all__ = [
     "claim_keys",
     "end_trajectory",
     "ensure_queue",
+    "environment_sizes",
     "insert_actions",
     "known_keys",
     "node_capacities",
@@ -96,10 +97,14 @@ INSERT_ACTIONS = text(f"""
 WISH_CANCEL = text("""
     update actions
        set cancel_requested_at = now()
-     where project_id = :project_id
-       and id = any(cast(:ids as uuid[]))
-       and state <> 'settled'
-       and cancel_requested_at is null
+     where id in (select id
+                    from actions
+                   where project_id = :project_id
+                     and id = any(cast(:ids as uuid[]))
+                     and state <> 'settled'
+                     and cancel_requested_at is null
+                   order by id
+                     for no key update)
 """)
 
 WISH_END_OF_TRAJECTORY = text("""
@@ -113,10 +118,24 @@ WISH_END_OF_TRAJECTORY = text("""
 WISH_CANCEL_OF_TRAJECTORY = text("""
     update actions
        set cancel_requested_at = now()
-     where queue_id = (select id from queues where project_id = :project_id and task = :task)
-       and trajectory = :trajectory
-       and state <> 'settled'
-       and cancel_requested_at is null
+     where id in (select id
+                    from actions
+                   where queue_id = (select id from queues where project_id = :project_id and task = :task)
+                     and trajectory = :trajectory
+                     and state <> 'settled'
+                     and cancel_requested_at is null
+                   order by id
+                     for no key update)
+""")
+
+ENVIRONMENT_SIZES = text("""
+    select e.queue_id, e.trajectory, e.memory_mib, e.disk_mib, e.pids
+      from environments as e
+      join unnest(cast(:queue_ids as int[]), cast(:trajectories as text[])) as asked (queue_id, trajectory)
+     using (queue_id, trajectory)
+     where e.ended_at is null
+       and e.lost_at is null
+       and e.delete_requested_at is null
 """)
 
 NODE_CAPACITIES = text("select capacity::text as capacity, enforced::text as enforced from nodes where kind = 'cpu'")
@@ -168,6 +187,17 @@ async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory:
     """Ask that its environment ends and its unsettled actions are cancelled; how many rows that reached."""
     named = {"project_id": project_id, "task": task, "trajectory": trajectory}
     return await tx.execute(WISH_END_OF_TRAJECTORY, named) + await tx.execute(WISH_CANCEL_OF_TRAJECTORY, named)
+
+
+async def environment_sizes(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dict[tuple[int, str], dict[str, int]]:
+    """What the first use of each environment made it, by queue and trajectory."""
+    rows = await tx.fetch(
+        ENVIRONMENT_SIZES, {"queue_ids": [name[0] for name in names], "trajectories": [name[1] for name in names]}
+    )
+    return {
+        (row.queue_id, row.trajectory): {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib, "pids": row.pids}
+        for row in rows
+    }
 
 
 async def node_capacities(tx: ReadTx) -> Sequence[Row[Any]]:

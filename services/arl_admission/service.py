@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from arl_admission import repository
-from arl_admission.normalise import NewAction, demand_of, normalise
+from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normalise
 from arl_admission.settings import AdmissionSettings
 from arl_core.ledger import fits
 from arl_kit.batcher import Batcher
@@ -33,15 +33,14 @@ from arl_wire.internal import (
 __all__ = ["Admission"]
 
 CAPACITY_REFRESH_S = 5.0
-CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
 
 
 @dataclass(slots=True)
 class _Fleet:
     """What the registered nodes have and enforce, for refusing what can never run."""
 
-    capacities: list[dict[str, int]] = field(default_factory=list)
-    enforced: list[set[str]] = field(default_factory=list)
+    nodes: list[tuple[dict[str, int], set[str]]] = field(default_factory=list)
+    """Capacity and what is enforced."""
     read_at: float = float("-inf")
 
 
@@ -94,14 +93,17 @@ class Admission:
 
     def _refusal(self, action: SubmitAction) -> TangramError | None:
         """Nothing is refused while no node is registered: it waits for one."""
-        fleet = self._fleet
+        if not self._fleet.nodes:
+            return None
         needed = demand_of(action)
-        if fleet.capacities and not any(fits(needed, capacity) for capacity in fleet.capacities):
-            return _impossible(needed, fleet.capacities)
+        wide_enough = [enforced for capacity, enforced in self._fleet.nodes if fits(needed, capacity)]
+        if not wide_enough:
+            return _impossible(needed, [capacity for capacity, _ in self._fleet.nodes])
         wanted = {CAPABILITY_OF[name] for name in action.require}
-        if fleet.enforced and not any(wanted <= enforced for enforced in fleet.enforced):
-            message = f"no node enforces {', '.join(sorted(action.require))}; `tangram doctor` says why"
-            return RequirementNotEnforced(message, errors=[FieldError(field="require", message=message)])
+        if not any(wanted <= enforced for enforced in wide_enough):
+            message = f"no node that is large enough enforces {', '.join(sorted(action.require))}"
+            detail = f"{message}; `tangram doctor` says what is enforced and why"
+            return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
         return None
 
     async def _refresh_fleet(self) -> None:
@@ -111,9 +113,12 @@ class Admission:
         self._fleet.read_at = now
         async with self._store.read() as tx:
             rows = await repository.node_capacities(tx)
-        self._fleet.capacities = [json.loads(row.capacity) for row in rows]
-        self._fleet.enforced = [
-            {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"} for row in rows
+        self._fleet.nodes = [
+            (
+                json.loads(row.capacity),
+                {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"},
+            )
+            for row in rows
         ]
 
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[UUID | Exception]:
@@ -121,16 +126,19 @@ class Admission:
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
         ids = [uuid7() for _ in items]
         async with self._store.write() as tx:
-            answers = await self._resolve_keys(tx, items, ids)
+            too_large = await self._too_large(tx, items)
+            fitting = [at for at in range(len(items)) if at not in too_large]
+            bound = await self._resolve_keys(tx, [items[at] for at in fitting], [ids[at] for at in fitting])
+            answers: dict[int, UUID | Exception] = {**too_large, **dict(zip(fitting, bound, strict=True))}
             new = [
-                normalise(item, id=id, queue_id=self._queues[item.project_id, item.action.task])
-                for item, id, answer in zip(items, ids, answers, strict=True)
-                if answer == id
+                normalise(item, id=ids[at], queue_id=self._queues[item.project_id, item.action.task])
+                for at, item in enumerate(items)
+                if answers[at] == ids[at]
             ]
             inserted = await repository.insert_actions(tx, new) if new else {}
         if new:
             self._hint([_queued(action, inserted[action.id]) for action in new])
-        return answers
+        return [answers[at] for at in range(len(items))]
 
     async def _ensure_queues(self, wanted: set[tuple[int, str]]) -> None:
         """Queues are made in a transaction of their own, so that what is cached is committed."""
@@ -140,6 +148,19 @@ class Admission:
         async with self._store.write() as tx:
             made = {key: await repository.ensure_queue(tx, project_id=key[0], task=key[1]) for key in missing}
         self._queues.update(made)
+
+    async def _too_large(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
+        """An environment keeps the size of its first use; who asks for more learns that now and not by a limit."""
+        names = {
+            at: (self._queues[item.project_id, item.action.task], item.action.trajectory)
+            for at, item in enumerate(items)
+            if item.action.environment.scope == "trajectory" and item.action.trajectory is not None
+        }
+        if not names:
+            return {}
+        sizes = await repository.environment_sizes(tx, sorted(set(names.values())))
+        refusals = {at: _larger_than(items[at].action, sizes.get(name)) for at, name in names.items()}
+        return {at: error for at, error in refusals.items() if error is not None}
 
     async def _resolve_keys(
         self, tx: WriteTx, items: Sequence[AdmitItem], ids: Sequence[UUID]
@@ -165,6 +186,22 @@ def _bound(item: AdmitItem, known: tuple[str, UUID]) -> UUID | Exception:
         return id
     message = "this Idempotency-Key stands for another body; use a new key for a new action"
     return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
+
+
+def _larger_than(action: SubmitAction, size: dict[str, int] | None) -> DemandImpossible | None:
+    if size is None:
+        return None
+    errors = [
+        FieldError(
+            field=f"demand.{name}", message=f"asks for {getattr(action.demand, name)}, the environment has {has}"
+        )
+        for name, has in size.items()
+        if getattr(action.demand, name) > has
+    ]
+    if not errors:
+        return None
+    detail = "; ".join(f"{error.field} {error.message}" for error in errors)
+    return DemandImpossible(f"{detail}; its first action set its size, end the trajectory for another", errors=errors)
 
 
 def _queued(action: NewAction, row: Row[Any]) -> QueuedAction:

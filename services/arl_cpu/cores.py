@@ -13,12 +13,10 @@ class CoreMap:
     def __init__(self, cores: Iterable[int]) -> None:
         self._cores = tuple(cores)
         self._exclusive: dict[int, Fence] = {}
-        self._shared: dict[Fence, int] = {}
 
     def assign(self, fence: Fence, cpu_milli: int) -> tuple[int, ...]:
         """The caller made sure that the amounts fit, so there are always enough cores."""
         if cpu_milli % 1000:
-            self._shared[fence] = cpu_milli
             return self._not_exclusive() or self._cores
         free = self._not_exclusive()
         chosen = free[-(cpu_milli // 1000) :] if cpu_milli else ()
@@ -28,14 +26,10 @@ class CoreMap:
 
     def adopt(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
         """What an earlier life of this manager assigned."""
-        if cpu_milli % 1000:
-            self._shared[fence] = cpu_milli
-            return
-        for core in cores:
-            self._exclusive[core] = fence
+        if cpu_milli % 1000 == 0:
+            self._exclusive |= dict.fromkeys(cores, fence)
 
     def release(self, fence: Fence) -> None:
-        self._shared.pop(fence, None)
         self._exclusive = {core: holder for core, holder in self._exclusive.items() if holder != fence}
 
     def _not_exclusive(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ __all__ = [
     "Executor",
     "ExecutorState",
     "Report",
+    "RunningAttempt",
     "Stream",
 ]
 
@@ -34,6 +35,8 @@ class EnvironmentSpec:
     memory_mib: int
     disk_mib: int
     pids: int
+    may_make: bool = True
+    """False where it was used before: one that is not there any more is lost, and not made anew, empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +118,22 @@ class Capability:
     fix: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RunningAttempt:
+    """An attempt that still runs, where, and on which cores."""
+
+    fence: Fence
+    environment: UUID
+    cores: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorState:
     """What a (re)connecting manager finds: the truth about what this node holds."""
 
     node_epoch: UUID
     environments: tuple[UUID, ...]
-    running: tuple[tuple[Fence, UUID], ...]
-    """Fence and environment of each attempt that still runs."""
+    running: tuple["RunningAttempt", ...]
     reports: tuple[Report, ...]
     """Attempts that ended and whose report nobody acknowledged yet."""
     capabilities: tuple[Capability, ...]

@@ -49,7 +49,7 @@ class Heartbeat:
         while not self._stopping.is_set():
             try:
                 await self._beat_on_one_connection()
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, this thread must go on beating
                 log.warning("beat failed: %s", type(error).__name__)
                 self._stopping.wait(0.5)
 

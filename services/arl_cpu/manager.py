@@ -8,43 +8,35 @@ import contextlib
 import json
 import logging
 import signal
-from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
 
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger, fits
-from arl_core.model import ENVIRONMENT_RESOURCES, Amounts
 from arl_cpu import repository
-from arl_cpu.cores import CoreMap
-from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report
+from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, RunningAttempt
 from arl_cpu.heartbeat import Heartbeat
+from arl_cpu.holdings import Attempt, Holdings
 from arl_cpu.inventory import capacity_of, cores_of
 from arl_cpu.settings import CpuSettings
-from arl_cpu.specs import exec_spec
+from arl_cpu.specs import exec_spec, refusal
 from arl_kit.batcher import Batcher
 from arl_kit.loops import PollLoop
 from arl_kit.peers import Peers
-from arl_store.tx import Store
+from arl_store.tx import Store, is_temporary
 from arl_store.wake import Notifier
 from arl_wire.internal import FenceBody, FreedHint, GrantBody
 
 __all__ = ["Manager"]
 
-NODE = 0
 RETRY_S = 0.5
+START_BATCH = 32
+"""Their specs come back with the running edge, and each may be megabytes."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    fence: Fence
-    amounts: Amounts
-    environment: UUID | None
 
 
 class Manager:
@@ -57,19 +49,15 @@ class Manager:
         self._executor = executor
         self._settings = settings
         self._cores = cores_of(settings)
-        self._core_map = CoreMap(self._cores)
-        self._ledger = Ledger()
-        self._ledger.set_capacity(NODE, capacity_of(settings, self._cores))
-        self._attempts: dict[Fence, _Attempt] = {}
-        self._busy: dict[UUID, Fence] = {}
-        self._homes: set[UUID] = set()
+        self._holdings = Holdings(capacity_of(settings, self._cores), self._cores)
         self._killed: set[Fence] = set()
-        self._starts: Batcher[Fence, None] = Batcher(self._start)
+        self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
         self._settles: Batcher[Report, None] = Batcher(self._settle, max_batch=200)
         self._polls = PollLoop("manager poll", self._poll, busy_s=settings.poll_busy_s, idle_s=settings.poll_idle_s)
         self._heartbeat: Heartbeat | None = None
         self._events: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._enforced: frozenset[str] = frozenset()
         self.node_id = 0
         self.epoch = UUID(int=0)
         self.failed: str | None = "the manager has not registered yet"
@@ -78,6 +66,7 @@ class Manager:
         """Connect to the executor, register, adopt what an earlier life left, then beat."""
         state = await self._executor.connect()
         self.epoch = state.node_epoch
+        self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         async with self._store.write() as tx:
             self.node_id = await repository.register(tx, self._describe(state))
         await self._adopt(state)
@@ -97,8 +86,8 @@ class Manager:
             self._events.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._events
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=5.0)
+        if self._background:
+            await asyncio.wait(self._background, timeout=5.0)
         if self._heartbeat is not None:
             self._heartbeat.stop()
         await self._executor.close()
@@ -109,49 +98,18 @@ class Manager:
             return
         refused = []
         for grant in grants:
-            fence = Fence(grant.id, grant.grant_no)
-            if fence in self._attempts:
+            attempt = _attempt(grant)
+            if self._holdings.attempt(attempt.fence) is not None:
                 continue
-            if not self._take(_Attempt(fence, grant.amounts, grant.environment_id)):
-                refused.append(fence)
+            if not self._holdings.take(attempt):
+                refused.append(attempt.fence)
                 continue
             self._polls.hurry()
-            _background(self._settling, self._starts.submit(fence))
+            self._in_background(self._starts.submit(attempt.fence))
         if refused:
             async with self._store.write() as tx:
                 await repository.refuse(tx, refused, epoch=self.epoch)
-            self._hint_freed(refused)
-
-    def _take(self, attempt: _Attempt) -> bool:
-        needed = dict(attempt.amounts)
-        environment = attempt.environment
-        if environment is not None:
-            if environment in self._busy:
-                return False
-            if environment in self._homes:
-                needed = _split(needed, environment=False)
-        if not fits(needed, self._ledger.free(NODE)):
-            return False
-        self._attempts[attempt.fence] = attempt
-        if environment is None:
-            self._ledger.take(attempt.fence, NODE, needed)
-            return True
-        self._busy[environment] = attempt.fence
-        self._ledger.take(attempt.fence, NODE, _split(needed, environment=False))
-        if environment not in self._homes:
-            self._homes.add(environment)
-            self._ledger.take(environment, NODE, _split(needed, environment=True))
-        return True
-
-    def _give_back(self, fence: Fence) -> None:
-        attempt = self._attempts.pop(fence, None)
-        self._killed.discard(fence)
-        if attempt is None:
-            return
-        self._ledger.release(fence)
-        self._core_map.release(fence)
-        if attempt.environment is not None:
-            self._busy.pop(attempt.environment, None)
+            self._hint_freed(refused, requeued=refused)
 
     async def _start(self, fences: Sequence[Fence]) -> Sequence[None]:
         """Nothing starts before its guarded `granted -> running` has committed."""
@@ -164,37 +122,27 @@ class Manager:
                 self._give_back(fence)
             raise
         started = {Fence(row.id, row.grant_no): row for row in rows}
+        for row in rows:
+            self._holdings.recorded(row.environment_id)
         for fence in fences:
             if fence not in started:
                 self._give_back(fence)
         await self._launch(started)
         return [None] * len(fences)
 
-    async def _launch(self, rows: dict[Fence, Row[Any]]) -> None:
+    async def _launch(self, rows: Mapping[Fence, Row[Any]]) -> None:
         specs: list[ExecSpec] = []
         for fence, row in rows.items():
-            attempt = self._attempts[fence]
-            refusal = self._not_runnable(fence, row)
-            if refusal is not None:
-                self._report(refusal)
+            attempt = self._holdings.attempt(fence)
+            if attempt is None:
                 continue
-            cores = self._core_map.assign(fence, attempt.amounts.get("cpu_milli", 0))
-            specs.append(exec_spec(row, attempt.amounts, cores))
+            refused = refusal(row, enforced=self._enforced)
+            if refused is not None:
+                self._report(refused)
+                continue
+            specs.append(exec_spec(row, attempt.amounts, self._holdings.assign_cores(attempt)))
         if specs:
             await self._executor.start(specs)
-
-    def _not_runnable(self, fence: Fence, row: Row[Any]) -> Report | None:
-        if row.cancel:
-            return Report(fence=fence, outcome="cancelled")
-        if not row.environment_live:
-            return Report(
-                fence=fence,
-                outcome="infra_error",
-                reason="environment_lost",
-                message="the trajectory's environment is gone; delete the trajectory to begin anew",
-                environment_lost=True,
-            )
-        return None
 
     async def _follow(self) -> None:
         """Take in what the executor says. Its end is the end of this process: the supervisor starts both anew."""
@@ -203,51 +151,61 @@ class Manager:
                 if isinstance(event, Report):
                     self._report(event)
                 else:
-                    _background(self._settling, self._lose(event))
+                    self._in_background(self._lose(event))
         except ConnectionError as error:
             self.failed = f"the launcher is gone: {error}"
             log.critical("%s; this manager ends too, for both to be started anew", self.failed)
             signal.raise_signal(signal.SIGTERM)
 
     def _report(self, report: Report) -> None:
-        _background(self._settling, self._settle_until_done(report))
+        self._in_background(self._settle_until_done(report))
 
     async def _settle_until_done(self, report: Report) -> None:
         while True:
             try:
-                await self._settles.submit(report, weight=len(report.stdout.kept) + len(report.stderr.kept))
+                await self._settles.submit(report, weight=_weight(report))
             except Exception as error:  # noqa: BLE001 - the report is kept until the database takes it
                 log.warning("settle of %s failed, trying again: %r", report.fence, error)
                 await asyncio.sleep(RETRY_S)
             else:
                 return
 
-    async def _settle(self, reports: Sequence[Report]) -> Sequence[None]:
-        async with self._store.write() as tx:
-            await repository.settle(tx, reports, epoch=self.epoch)
-        fences = [report.fence for report in reports]
-        for report in reports:
-            attempt = self._attempts.get(report.fence)
-            if report.environment_lost and attempt is not None and attempt.environment is not None:
-                self._forget_home(attempt.environment)
-            self._give_back(report.fence)
-        self._notifier.notify()
-        self._hint_freed(fences)
-        await self._executor.acknowledge(fences)
+    async def _settle(self, reports: Sequence[Report]) -> Sequence[Exception | None]:
+        """One that can't be written must not keep the others: then each goes alone."""
+        try:
+            await self._settle_together(reports)
+        except Exception as error:  # noqa: BLE001 - each reporter hears of it and tries again
+            if len(reports) == 1 or is_temporary(error):
+                return [error] * len(reports)
+            return [(await self._settle([report]))[0] for report in reports]
         return [None] * len(reports)
 
+    async def _settle_together(self, reports: Sequence[Report]) -> None:
+        async with self._store.write() as tx:
+            requeued = await repository.settle(tx, reports, epoch=self.epoch)
+        fences = [report.fence for report in reports]
+        for report in reports:
+            attempt = self._holdings.attempt(report.fence)
+            if report.environment_lost and attempt is not None and attempt.environment is not None:
+                self._holdings.forget_environment(attempt.environment)
+            self._give_back(report.fence)
+        self._notifier.notify()
+        self._hint_freed(fences, requeued=requeued)
+        await self._executor.acknowledge(fences)
+
+    def _give_back(self, fence: Fence) -> None:
+        self._holdings.give_back(fence)
+        self._killed.discard(fence)
+
     async def _lose(self, status: EnvironmentStatus) -> None:
+        """The launcher makes it anew for nobody, so a row that is late only lets one action find that out."""
         async with self._store.write() as tx:
             await repository.lose_environments(tx, [status.id], reason=status.lost_reason, epoch=self.epoch)
-        self._forget_home(status.id)
-
-    def _forget_home(self, environment: UUID) -> None:
-        self._homes.discard(environment)
-        self._ledger.release(environment)
+        self._holdings.forget_environment(status.id)
 
     async def _poll(self) -> bool:
         """The truth: grants that no hint brought, cancel wishes, fences lost, environments to end."""
-        before = set(self._attempts)
+        before, recorded = self._holdings.fences, self._holdings.recorded_environments
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
         rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.held}
@@ -256,10 +214,11 @@ class Manager:
             await self.offer(granted, epoch=self.epoch)
         await self._start_stranded({f: row for f, row in rows.items() if row["state"] == "running"})
         lost = {fence for fence in before if fence not in rows}
-        wished = {fence for fence, row in rows.items() if row["cancel"] and fence in self._attempts}
-        await self._kill((lost | wished) & self._attempts.keys())
+        wished = {fence for fence, row in rows.items() if row["cancel"]}
+        await self._kill((lost | wished) & self._holdings.fences)
         if found.ending:
             await self._end(found.ending)
+        await self._destroy_lost(recorded - found.live)
         return bool(found.held or found.ending)
 
     async def _kill(self, fences: set[Fence]) -> None:
@@ -269,15 +228,29 @@ class Manager:
             await self._executor.kill(new)
 
     async def _end(self, ending: Sequence[tuple[UUID, str]]) -> None:
-        idle = [(environment, reason) for environment, reason in ending if environment not in self._busy]
+        idle = [entry for entry in ending if not self._holdings.is_busy(entry[0])]
         if not idle:
             return
-        await self._executor.destroy([environment for environment, _ in idle])
-        async with self._store.write() as tx:
-            await repository.end_environments(tx, idle, epoch=self.epoch)
-        for environment, _ in idle:
-            self._forget_home(environment)
-        self._peers.hint(f"{self._settings.scheduler_url}/internal/freed", FreedHint(fences=[]))
+        ids = frozenset(environment for environment, _ in idle)
+        self._holdings.begin_ending(ids)
+        try:
+            await self._executor.destroy(sorted(ids))
+            async with self._store.write() as tx:
+                await repository.end_environments(tx, idle, epoch=self.epoch)
+        finally:
+            self._holdings.stop_ending(ids)
+        for environment in ids:
+            self._holdings.forget_environment(environment)
+        self._hint_freed([], requeued=[])
+
+    async def _destroy_lost(self, gone: frozenset[UUID]) -> None:
+        """Environments that rows no longer count as ours: this node was away for too long."""
+        idle = [each for each in sorted(gone & self._holdings.environments) if not self._holdings.is_busy(each)]
+        if not idle:
+            return
+        await self._executor.destroy(idle)
+        for environment in idle:
+            self._holdings.forget_environment(environment)
 
     async def _adopt(self, state: ExecutorState) -> None:
         """Bring rows and executor together: the executor knows what runs, the rows know what counts."""
@@ -285,35 +258,29 @@ class Manager:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
             homes = await repository.live_environments(tx, node_id=self.node_id, epoch=self.epoch)
         for home in homes:
-            self._homes.add(home.id)
-            self._ledger.take(home.id, NODE, {"memory_mib": home.memory_mib, "disk_mib": home.disk_mib})
+            self._holdings.adopt_environment(home.id, {"memory_mib": home.memory_mib, "disk_mib": home.disk_mib})
         rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.held}
-        running = dict(state.running)
+        running = {each.fence: each for each in state.running}
         for fence, row in rows.items():
             if row["state"] == "running":
-                self._readopt(fence, _grant(row))
+                self._readopt(row, running.get(fence))
         for report in state.reports:
             self._report(report)
         await self._executor.kill([fence for fence in running if fence not in rows])
-        in_use = self._homes | set(running.values())
+        in_use = self._holdings.environments | {each.environment for each in running.values()}
         await self._executor.destroy([home for home in state.environments if home not in in_use])
         reported = {report.fence for report in state.reports}
-        await self._launch_missing([f for f in self._attempts if f not in running and f not in reported])
+        await self._launch_missing([f for f in self._holdings.fences if f not in running and f not in reported])
         log.info("adopted %d running attempts and %d reports", len(running), len(reported))
 
-    def _readopt(self, fence: Fence, grant: GrantBody) -> None:
-        attempt = _Attempt(fence, grant.amounts, grant.environment_id)
-        if not self._take(attempt):
-            # Rows win over our arithmetic: it runs, so it holds.
-            self._attempts[fence] = attempt
-            self._ledger.take(fence, NODE, attempt.amounts)
-        self._core_map.assign(fence, attempt.amounts.get("cpu_milli", 0))
+    def _readopt(self, row: Mapping[str, Any], running: RunningAttempt | None) -> None:
+        self._holdings.readopt(_attempt(_grant(row)), running.cores if running is not None else ())
 
-    async def _start_stranded(self, running: dict[Fence, dict[str, Any]]) -> None:
+    async def _start_stranded(self, running: Mapping[Fence, Mapping[str, Any]]) -> None:
         """Rows that are running and unknown here: their commit was lost sight of, so nothing has started."""
-        missing = [fence for fence in running if fence not in self._attempts]
+        missing = [fence for fence in running if self._holdings.attempt(fence) is None]
         for fence in missing:
-            self._readopt(fence, _grant(running[fence]))
+            self._readopt(running[fence], None)
         await self._launch_missing(missing)
 
     async def _launch_missing(self, fences: Sequence[Fence]) -> None:
@@ -322,14 +289,15 @@ class Manager:
         async with self._store.read() as tx:
             rows = await repository.load(tx, [fence.action_id for fence in fences], epoch=self.epoch)
         found = {Fence(row.id, row.grant_no): row for row in rows}
+        for row in rows:
+            self._holdings.recorded(row.environment_id)
         for fence in fences:
-            self._core_map.release(fence)
             if fence not in found:
                 self._give_back(fence)
-        await self._launch({fence: row for fence, row in found.items() if fence in self._attempts})
+        await self._launch(found)
 
-    def _hint_freed(self, fences: Sequence[Fence]) -> None:
-        body = FreedHint(fences=[FenceBody(id=fence.action_id, grant_no=fence.grant_no) for fence in fences])
+    def _hint_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence]) -> None:
+        body = FreedHint(fences=_bodies(fences), requeued=_bodies(requeued))
         self._peers.hint(f"{self._settings.scheduler_url}/internal/freed", body)
 
     def _describe(self, state: ExecutorState) -> dict[str, Any]:
@@ -338,27 +306,35 @@ class Manager:
             "url": self._settings.url,
             "epoch": state.node_epoch,
             "driver": state.driver,
-            "capacity": json.dumps(self._ledger.capacity(NODE)),
+            "capacity": json.dumps(self._holdings.capacity),
             "topology": json.dumps({"cores": list(self._cores)}),
             "enforced": json.dumps([asdict(capability) for capability in state.capabilities]),
         }
 
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
 
-def _grant(row: dict[str, Any]) -> GrantBody:
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("background work failed: %r", error)
+
+
+def _weight(report: Report) -> int:
+    """Bytes in the statement that settles it; files travel in base64."""
+    files = sum(len(content) for content in report.files.values())
+    return len(report.stdout.kept) + len(report.stderr.kept) + files * 4 // 3
+
+
+def _bodies(fences: Iterable[Fence]) -> list[FenceBody]:
+    return [FenceBody(id=fence.action_id, grant_no=fence.grant_no) for fence in fences]
+
+
+def _attempt(grant: GrantBody) -> Attempt:
+    return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id)
+
+
+def _grant(row: Mapping[str, Any]) -> GrantBody:
     return GrantBody.model_validate({key: row[key] for key in ("id", "grant_no", "amounts", "environment_id")})
-
-
-def _split(amounts: Amounts, *, environment: bool) -> dict[str, int]:
-    return {name: amount for name, amount in amounts.items() if (name in ENVIRONMENT_RESOURCES) == environment}
-
-
-def _background(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(lambda done: _forget(tasks, done))
-
-
-def _forget(tasks: set[asyncio.Task[None]], done: asyncio.Task[None]) -> None:
-    tasks.discard(done)
-    if not done.cancelled() and (error := done.exception()) is not None:
-        log.warning("background work failed: %r", error)

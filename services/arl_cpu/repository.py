@@ -60,6 +60,12 @@ POLL = text("""
                      where node_id = :node_id
                        and node_epoch = :epoch
                        and state in ('granted', 'running')) as g) as held,
+           (select coalesce(json_agg(id), '[]')::text
+              from environments
+             where node_id = :node_id
+               and node_epoch = :epoch
+               and ended_at is null
+               and lost_at is null) as live,
            (select coalesce(json_agg(e), '[]')::text
               from (select id, case when delete_requested_at is null then 'idle' else 'deleted' end as reason
                       from environments
@@ -88,14 +94,19 @@ _SPEC = "s.environment::text as environment, s.timeout_s, s.payload::text as pay
 
 # The running edge, the environment's row at its first use, and the spec: one statement, one commit.
 START = text(f"""
-    with started as (
+    with ours as (
+        select a.id
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state = 'granted'
+         order by a.id
+           for no key update of a
+    ), started as (
         update actions as a
            set state = 'running', started_at = now()
-          from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no)
-         where a.id = g.id
-           and a.grant_no = g.grant_no
-           and a.node_epoch = :epoch
-           and a.state = 'granted'
+          from ours
+         where a.id = ours.id
      returning a.id, a.grant_no, a.project_id, a.queue_id, a.trajectory, a.environment_id,
                a.cancel_requested_at is not null as cancel
     ), made as (
@@ -113,7 +124,8 @@ START = text(f"""
     select started.id, started.grant_no, started.environment_id, started.cancel, {_SPEC},
            started.environment_id is null
            or made.id is not null
-           or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live
+           or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live,
+           made.id is not null or coalesce(e.last_used_at = e.created_at, true) as may_make
       from started
       join action_specs as s using (id)
       left join made on made.id = started.environment_id
@@ -122,22 +134,29 @@ START = text(f"""
 
 LOAD = text(f"""
     select a.id, a.grant_no, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC},
-           true as environment_live
+           true as environment_live, coalesce(e.last_used_at = e.created_at, true) as may_make
       from actions as a
       join action_specs as s using (id)
+      left join environments as e on e.id = a.environment_id
      where a.id = any(cast(:ids as uuid[]))
        and a.node_epoch = :epoch
        and a.state = 'running'
 """)  # noqa: S608 - constants of this module
 
 REFUSE = text("""
+    with ours as (
+        select a.id
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state = 'granted'
+         order by a.id
+           for no key update of a
+    )
     update actions as a
        set state = 'queued', admitted_xid = pg_current_xact_id()
-      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no)
-     where a.id = g.id
-       and a.grant_no = g.grant_no
-       and a.node_epoch = :epoch
-       and a.state = 'granted'
+      from ours
+     where a.id = ours.id
 """)
 
 # An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
@@ -215,6 +234,8 @@ class Found:
     """What a poll found on this node: held rows, and environments that are to end."""
 
     held: Sequence[dict[str, Any]]
+    live: frozenset[UUID]
+    """Environments that rows say live here."""
     ending: Sequence[tuple[UUID, str]]
 
 
@@ -232,7 +253,8 @@ async def register(tx: WriteTx, node: dict[str, Any]) -> int:
 async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> Found:
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
     ending = [(UUID(entry["id"]), str(entry["reason"])) for entry in json.loads(row.ending)]
-    return Found(held=json.loads(row.held), ending=ending)
+    live = frozenset(UUID(entry) for entry in json.loads(row.live))
+    return Found(held=json.loads(row.held), live=live, ending=ending)
 
 
 async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row[Any]]:
@@ -254,7 +276,10 @@ async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
 
 
 async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> frozenset[Fence]:
-    """Record each outcome once. A fence that does not come back was lost; nothing was written for it."""
+    """Record each outcome once, and answer the fences that went back to the queue.
+
+    A fence that was lost changes nothing.
+    """
     rows = await tx.fetch(
         SETTLE,
         {
@@ -269,14 +294,15 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> froz
     settled = {Fence(row.id, row.grant_no) for row in rows if row.state == "settled"}
     if settled:
         await tx.execute(INSERT_RESULTS, _results([report for report in reports if report.fence in settled]))
-    used = sorted({row.environment_id for row in rows if row.environment_id is not None})
+    ran = {report.fence for report in reports if report.run_us}
+    used = sorted({row.environment_id for row in rows if row.environment_id and Fence(row.id, row.grant_no) in ran})
     if used:
         await tx.execute(TOUCH_ENVIRONMENTS, {"ids": used})
     lost_fences = {report.fence for report in reports if report.environment_lost}
     lost = [row.environment_id for row in rows if row.environment_id and Fence(row.id, row.grant_no) in lost_fences]
     if lost:
         await lose_environments(tx, lost, reason="agent_lost", epoch=epoch)
-    return frozenset(Fence(row.id, row.grant_no) for row in rows)
+    return frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 
 async def lose_environments(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:

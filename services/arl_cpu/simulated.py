@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, Event, ExecSpec, ExecutorState, Report
+from arl_cpu.executor import Capability, Event, ExecSpec, ExecutorState, Report, RunningAttempt
 
 __all__ = ["SimulatedExecutor"]
 
@@ -45,7 +45,7 @@ class SimulatedExecutor:
         return ExecutorState(
             node_epoch=self._node_epoch,
             environments=tuple(self._environments),
-            running=tuple((fence, attempt.environment) for fence, attempt in self._running.items()),
+            running=tuple(RunningAttempt(fence, attempt.environment, ()) for fence, attempt in self._running.items()),
             reports=tuple(self._reports.values()),
             capabilities=tuple(
                 Capability(name=name, level="absent", mechanism="simulated", reason="nothing is run")

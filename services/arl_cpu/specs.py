@@ -1,4 +1,4 @@
-"""From a row's spec to what an executor runs."""
+"""From a row's spec to what an executor runs, or to why it must not."""
 
 import json
 from base64 import b64decode
@@ -8,9 +8,29 @@ from sqlalchemy import Row
 
 from arl_core.fence import Fence
 from arl_core.model import Amounts
-from arl_cpu.executor import EnvironmentSpec, ExecSpec
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 
-__all__ = ["exec_spec"]
+__all__ = ["exec_spec", "refusal"]
+
+
+def refusal(row: Row[Any], *, enforced: frozenset[str]) -> Report | None:
+    """The report of an attempt that must not start: cancelled, its environment gone, a wall missing."""
+    fence = Fence(row.id, row.grant_no)
+    if row.cancel:
+        return Report(fence=fence, outcome="cancelled")
+    if not row.environment_live:
+        return Report(
+            fence=fence,
+            outcome="infra_error",
+            reason="environment_lost",
+            message="the trajectory's environment is gone; end the trajectory to begin anew",
+            environment_lost=True,
+        )
+    missing = set(json.loads(row.environment).get("require", ())) - enforced
+    if missing:
+        message = f"this node does not enforce {', '.join(sorted(missing))}"
+        return Report(fence=fence, outcome="infra_error", reason="not_enforced", message=message)
+    return None
 
 
 def exec_spec(row: Row[Any], amounts: Amounts, cores: tuple[int, ...]) -> ExecSpec:
@@ -26,6 +46,7 @@ def exec_spec(row: Row[Any], amounts: Amounts, cores: tuple[int, ...]) -> ExecSp
             memory_mib=environment["memory_mib"],
             disk_mib=environment["disk_mib"],
             pids=environment["pids"],
+            may_make=row.may_make,
         ),
         argv=tuple(payload["argv"]) if payload["argv"] is not None else None,
         source=payload["source"],

@@ -5,4 +5,5 @@ from arl_kit.settings import load
 
 if __name__ == "__main__":
     settings = load(GatewaySettings)
-    serve(build(settings), settings, name="gateway")
+    app = build(settings)
+    serve(app, settings, name="gateway", on_drain=app.state.drain)

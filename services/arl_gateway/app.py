@@ -51,6 +51,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         max_body_bytes=settings.max_body_mib << 20,
         public=True,
     )
+    app.state.drain = waiters.drain
     app.include_router(router)
     app.include_router(admin)
     return app

@@ -29,6 +29,9 @@ from arl_wire.nodes import NodeList
 __all__ = ["Actions"]
 
 MAX_KEY = 255
+MAX_TRACESTATE = 512
+READ_CHUNK = 50
+ANSWER_BYTES = 16 << 20
 NODE_TTL_S = 10.0
 
 
@@ -39,7 +42,7 @@ class Actions:
         self._waiters = waiters
         self._admission_url = admission_url
         self._submits: Batcher[AdmitItem, UUID] = Batcher(self._admit, max_batch=500)
-        self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(self._read_many, max_batch=500)
+        self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(self._read_many, max_batch=READ_CHUNK)
 
     async def submit(
         self, action: SubmitAction, caller: Caller, *, key: str | None, traceparent: str | None, tracestate: str | None
@@ -73,8 +76,9 @@ class Actions:
             return await self._read(id, caller)
         with self._waiters.watching([id]) as watch:
             action = await self._read(id, caller)
-            if action.settled_at is not None or not await watch.changed(wait_s):
+            if action.settled_at is not None:
                 return action
+            await watch.changed(wait_s)
         return await self._read(id, caller)
 
     async def wait(self, request: WaitRequest, caller: Caller) -> WaitResponse:
@@ -87,13 +91,25 @@ class Actions:
             while watch.pending and not (request.until == "any" and len(watch.pending) < len(states)):
                 if not await watch.changed(ends_at - time.monotonic()):
                     break
-        settled = [id for id in ids if id in states and id not in watch.pending]
-        found = await asyncio.gather(*(self._read(id, caller) for id in settled))
+        settled = await self._read_bounded([id for id in ids if id in states and id not in watch.pending], caller)
+        answered = {action.id for action in settled}
         return WaitResponse(
-            settled=found,
-            pending=[id for id in ids if id in watch.pending],
+            settled=settled,
+            pending=[id for id in ids if id in states and id not in answered],
             unknown=[id for id in ids if id not in states],
         )
+
+    async def _read_bounded(self, ids: Sequence[UUID], caller: Caller) -> list[Action]:
+        """The first of them, up to a number of bytes; the client asks again for the others."""
+        found: list[Action] = []
+        size = 0
+        for start in range(0, len(ids), READ_CHUNK):
+            chunk = await asyncio.gather(*(self._read(id, caller) for id in ids[start : start + READ_CHUNK]))
+            found += chunk
+            size += sum(_result_size(action) for action in chunk)
+            if size > ANSWER_BYTES:
+                break
+        return found
 
     async def list(
         self,
@@ -183,9 +199,17 @@ def _item(
         key=key,
         body_hash=sha256(body.encode()).hexdigest() if key is not None else None,
         traceparent=traceparent,
-        tracestate=tracestate,
+        tracestate=tracestate if tracestate and len(tracestate) <= MAX_TRACESTATE else None,
     )
     return item, len(body)
+
+
+def _result_size(action: Action) -> int:
+    result = action.result
+    if result is None:
+        return 0
+    streams = sum(len(stream.text) + len(stream.base64 or "") for stream in (result.stdout, result.stderr))
+    return streams + sum(len(content) for content in result.files.values())
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -20,21 +20,27 @@ class Watch:
 
     def __init__(self, ids: Iterable[UUID]) -> None:
         self.pending = set(ids)
+        self.ended = False
         self._changed = asyncio.Event()
+
+    def end(self) -> None:
+        """There is no more waiting."""
+        self.ended = True
+        self._changed.set()
 
     def settle(self, ids: Iterable[UUID]) -> None:
         self.pending.difference_update(ids)
         self._changed.set()
 
     async def changed(self, timeout_s: float) -> bool:
-        """False if nothing settled in time."""
+        """False if nothing settled in time, or nothing more is waited for."""
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._changed.wait()
         except TimeoutError:
             return False
         self._changed.clear()
-        return True
+        return not self.ended
 
 
 class Waiters:
@@ -46,6 +52,7 @@ class Waiters:
         self._watches: dict[UUID, set[Watch]] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._draining = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._forever(), name="waiters")
@@ -57,6 +64,12 @@ class Waiters:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
+    def drain(self) -> None:
+        """From now on nobody waits: whoever does is answered with the present state, and comes back to another."""
+        self._draining = True
+        for watch in {watch for watches in self._watches.values() for watch in watches}:
+            watch.end()
+
     def wake(self) -> None:
         """Something settled; ours or not, one query tells."""
         self._woken.set()
@@ -64,6 +77,8 @@ class Waiters:
     @contextmanager
     def watching(self, ids: Collection[UUID]) -> Iterator[Watch]:
         watch = Watch(ids)
+        if self._draining:
+            watch.end()
         if not self._watches:
             # The loop sleeps without a time limit while nobody waits.
             self._woken.set()

@@ -7,14 +7,13 @@ believes and a poll contradicts is corrected by that poll.
 import heapq
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
 from arl_core.model import (
-    ENVIRONMENT_RESOURCES,
     ActionClass,
     Amounts,
     Environment,
@@ -23,6 +22,8 @@ from arl_core.model import (
     Running,
     Shape,
     Waiting,
+    action_part,
+    environment_part,
 )
 from arl_core.plan import Snapshot
 from arl_core.waiting import WaitingIndex
@@ -50,6 +51,8 @@ class _Home:
     deleted: bool = False
     busy: UUID | None = None
     """Its granted or running action; at first one at a time."""
+    returning: bool = False
+    """An action of it went back to the queue: until a poll has read that, nobody may overtake it."""
     line: list[UUID] = field(default_factory=list)
     """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
     offered: tuple[UUID, UUID, int | None] | None = None
@@ -79,9 +82,10 @@ class Index:
         self._holds: dict[UUID, _Hold] = {}
         self._classes: dict[int, ActionClass] = {}
         self._deadlines: list[tuple[float, UUID]] = []
-        self._freed_since_poll: set[Fence] = set()
         self._to_confirm: set[Name] = set()
         self._confirming: set[Name] = set()
+        self._returning: set[Name] = set()
+        self._returned: set[Name] = set()
 
     @property
     def waiting(self) -> int:
@@ -92,14 +96,17 @@ class Index:
         return len(self._holds)
 
     def admit(self, rows: Iterable[QueuedAction]) -> None:
-        """Take queued rows in. Rows already known, or held under this or a later grant, are nothing new."""
+        """Take queued rows in. Rows already known, or held under a later grant, are nothing new."""
         for row in rows:
             hold = self._holds.get(row.id)
             if hold is not None and hold.fence.grant_no > row.grant_no:
                 continue
             if hold is not None:
                 self._release(row.id)
-            if row.id not in self._queued:
+            known = self._queued.get(row.id)
+            if known is not None and known.grant_no < row.grant_no:
+                self._forget_queued(row.id)
+            if known is None or known.grant_no < row.grant_no:
                 self._queue(row)
 
     def granted(self, grants: Iterable[Grant], *, now: float) -> None:
@@ -115,16 +122,22 @@ class Index:
         for action_id in ids:
             self._forget_queued(action_id)
 
-    def freed(self, fences: Iterable[Fence]) -> None:
-        """These attempts are over. Amounts count once, however often this is said."""
+    def freed(self, fences: Iterable[Fence], *, requeued: Collection[Fence] = ()) -> None:
+        """These attempts are over. Amounts count once, however often this is said.
+
+        Those that are `requeued` keep their place in their trajectory: it waits for the poll that reads them.
+        """
         for fence in fences:
-            self._freed_since_poll.add(fence)
             hold = self._holds.get(fence.action_id)
-            if hold is not None and hold.fence == fence:
-                self._release(fence.action_id)
+            if hold is None or hold.fence != fence:
+                continue
+            if hold.home is not None and fence in requeued:
+                self._homes[hold.home].returning = True
+                self._returning.add(hold.home)
+            self._release(fence.action_id)
 
     def poll_begins(self) -> None:
-        self._freed_since_poll.clear()
+        self._returned, self._returning = self._returning, set()
         self._confirming, self._to_confirm = self._to_confirm, set()
 
     def reconcile(self, poll: PollResult) -> None:
@@ -135,16 +148,21 @@ class Index:
             self._ledger.set_capacity(node.id, node.capacity)
         for environment in poll.environments:
             self._learn_environment(environment)
-        self.admit(poll.queued)
-        self._forget_unmade_homes()
         held = {row.fence: row for row in poll.held}
         for action_id, hold in list(self._holds.items()):
             if hold.fence not in held:
                 self._release(action_id)
         for fence, row in held.items():
             known = self._holds.get(fence.action_id)
-            if (known is None or known.fence != fence) and fence not in self._freed_since_poll:
+            if known is None or known.fence != fence:
                 self._adopt(row)
+        # Held rows name their environments; queued ones of the same trajectory must find them.
+        self.admit(poll.queued)
+        self._forget_unmade_homes()
+        for name in self._returned:
+            if (home := self._homes.get(name)) is not None:
+                home.returning = False
+                self._promote(home)
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at; the queues are the index's own and stay as they are during the round."""
@@ -194,7 +212,7 @@ class Index:
         name = (row.queue_id, row.trajectory) if row.environment["scope"] == "trajectory" and row.trajectory else None
         action = Waiting(
             id=row.id,
-            cls=self._classes.setdefault(row.class_key, class_of(row)),
+            cls=self._class_of(row),
             task=row.queue_id,
             submitted=row.submitted,
             grant_no=row.grant_no,
@@ -212,12 +230,18 @@ class Index:
         insort(home.line, row.id)
         self._promote(home)
 
+    def _class_of(self, row: QueuedAction) -> ActionClass:
+        known = self._classes.get(row.class_key)
+        if known is None:
+            known = self._classes[row.class_key] = class_of(row)
+        return known
+
     def _promote(self, home: _Home) -> None:
         """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
         if home.gone and home.deleted and home.busy is None:
             home.id, home.node = uuid4(), None
             home.known = home.assumed = home.gone = home.deleted = False
-        free = home.busy is None and not home.gone and not home.deleted
+        free = home.busy is None and not home.gone and not home.deleted and not home.returning
         offer = (home.line[0], home.id, home.node) if home.line and free else None
         if offer != home.offered:
             if home.offered is not None:
@@ -248,11 +272,11 @@ class Index:
         if hold.home is None:
             self._ledger.take(action_id, hold.node, hold.amounts)
             return
-        self._ledger.take(action_id, hold.node, _split(hold.amounts, environment=False))
+        self._ledger.take(action_id, hold.node, action_part(hold.amounts))
         home = self._homes[hold.home]
         if home.node is None:
             home.node, home.assumed = hold.node, True
-            self._ledger.take(home.id, hold.node, _split(hold.amounts, environment=True))
+            self._ledger.take(home.id, hold.node, environment_part(hold.amounts))
         home.busy = action_id
         self._promote(home)
 
@@ -283,7 +307,9 @@ class Index:
         self._forget_queued(row.fence.action_id)
         name = (row.queue_id, row.trajectory) if row.environment is not None and row.trajectory is not None else None
         if name is not None and row.environment is not None:
-            self._homes.setdefault(name, _Home(name, row.environment))
+            home = self._homes.setdefault(name, _Home(name, row.environment))
+            if not home.known:
+                home.id = row.environment
         cls = self._classes.get(row.class_key)
         self._hold(_Hold(row.fence, cls, row.node, row.amounts, name, row.granted, row.started))
 
@@ -316,6 +342,7 @@ class Index:
             capacity=node.capacity,
             free=self._ledger.free(node.id),
             accepting=alive and not node.closed,
+            enforces=node.enforces,
             environments=homes,
         )
 
@@ -329,7 +356,3 @@ def _running(hold: _Hold) -> Running:
         granted=hold.granted,
         started=hold.started,
     )
-
-
-def _split(amounts: Amounts, *, environment: bool) -> dict[str, int]:
-    return {name: amount for name, amount in amounts.items() if (name in ENVIRONMENT_RESOURCES) == environment}

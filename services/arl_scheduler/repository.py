@@ -48,7 +48,7 @@ POLL = text("""
                        and a.admitted_xid >= cast(cast(:mark as text) as xid8)) as q) as queued,
            (select coalesce(json_agg(h), '[]')::text
               from (select a.id, a.grant_no, a.state, a.queue_id, a.trajectory, s.class_key, a.node_id, a.node_epoch,
-                           a.amounts, a.environment_id, a.failures, a.retries, a.idempotent,
+                           a.amounts, a.environment_id, a.failures, a.retries,
                            extract(epoch from a.granted_at)::float8 as granted,
                            extract(epoch from a.started_at)::float8 as started
                       from actions as a
@@ -60,7 +60,7 @@ POLL = text("""
                and state <> 'settled' -- so that the partial index of cancel wishes serves this
                and cancel_requested_at is not null) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
-              from (select nodes.id, kind, url, nodes.epoch, capacity,
+              from (select nodes.id, kind, url, nodes.epoch, capacity, enforced,
                            cordoned_at is not null or drain_requested_at is not null as closed,
                            extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign
                       from nodes
@@ -100,34 +100,62 @@ RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :ce
 # Take-over updates this row and so waits for the last transaction of the old leader.
 HOLD_TERM = text("select 1 from leader_term where cell = :cell and term = :term for share")
 
+# An environment that is to end takes no more actions, however late the hint of that wish is.
 GRANT = text("""
+    with decided as (
+        select d.*
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:node_ids as int[]),
+                      cast(:node_epochs as uuid[]), cast(:environment_ids as uuid[]), cast(:amounts as text[]))
+               as d (id, grant_no, node_id, node_epoch, environment_id, amounts) on d.id = a.id
+         where a.state = 'queued'
+           and a.grant_no = d.grant_no - 1
+           and a.cancel_requested_at is null
+           and (a.deadline_at is null or a.deadline_at > now())
+           and not exists (select from environments as e where e.id = d.environment_id
+                                                           and e.delete_requested_at is not null)
+         order by a.id
+           for no key update of a
+    )
     update actions as a
        set state = 'granted', grant_no = d.grant_no, node_id = d.node_id, node_epoch = d.node_epoch,
            environment_id = d.environment_id, amounts = d.amounts::jsonb, amounts_seq = 0,
            granted_at = now(), started_at = null
-      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:node_ids as int[]),
-                  cast(:node_epochs as uuid[]), cast(:environment_ids as uuid[]), cast(:amounts as text[]))
-           as d (id, grant_no, node_id, node_epoch, environment_id, amounts)
+      from decided as d
      where a.id = d.id
-       and a.state = 'queued'
-       and a.grant_no = d.grant_no - 1
-       and a.cancel_requested_at is null
-       and (a.deadline_at is null or a.deadline_at > now())
  returning a.id, a.grant_no
 """)
 
 SETTLE_QUEUED = text("""
+    with due as (
+        select d.*
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:outcomes as text[]), cast(:reasons as text[]))
+               as d (id, outcome, reason) using (id)
+         where a.state = 'queued'
+           and (d.outcome <> 'cancelled' or a.cancel_requested_at is not null)
+           and (d.outcome <> 'deadline_in_queue' or a.deadline_at <= now())
+         order by a.id
+           for no key update of a
+    )
     update actions as a
        set state = 'settled', outcome = d.outcome, reason = d.reason, settled_at = now()
-      from unnest(cast(:ids as uuid[]), cast(:outcomes as text[]), cast(:reasons as text[])) as d (id, outcome, reason)
+      from due as d
      where a.id = d.id
-       and a.state = 'queued'
-       and (d.outcome <> 'cancelled' or a.cancel_requested_at is not null)
-       and (d.outcome <> 'deadline_in_queue' or a.deadline_at <= now())
  returning a.id
 """)
 
 RECLAIM = text("""
+    with decided as (
+        select d.*
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:requeues as boolean[]),
+                      cast(:faileds as boolean[]), cast(:reasons as text[]))
+               as d (id, grant_no, requeue, failed, reason) using (id, grant_no)
+         where a.state in ('granted', 'running')
+         order by a.id
+           for no key update of a
+    )
     update actions as a
        set state = case when d.requeue then 'queued' else 'settled' end,
            outcome = case when d.requeue then null else 'infra_error' end,
@@ -135,11 +163,8 @@ RECLAIM = text("""
            failures = a.failures + d.failed::int,
            admitted_xid = case when d.requeue then pg_current_xact_id() else a.admitted_xid end,
            settled_at = case when d.requeue then null else now() end
-      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:requeues as boolean[]),
-                  cast(:faileds as boolean[]), cast(:reasons as text[])) as d (id, grant_no, requeue, failed, reason)
+      from decided as d
      where a.id = d.id
-       and a.grant_no = d.grant_no
-       and a.state in ('granted', 'running')
  returning a.id, a.grant_no
 """)
 
@@ -149,6 +174,9 @@ LOSE_ENVIRONMENTS = text("""
      where node_id = any(cast(:node_ids as int[]))
        and ended_at is null
        and lost_at is null
+       and not exists (select from node_beats
+                        where node_beats.node_id = environments.node_id
+                          and last_beat > now() - make_interval(secs => :away_s))
 """)
 
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
@@ -218,8 +246,8 @@ async def reclaim(tx: WriteTx, verdicts: Sequence[Verdict]) -> frozenset[Fence]:
     return frozenset(Fence(row.id, row.grant_no) for row in rows)
 
 
-async def lose_environments(tx: WriteTx, nodes: Sequence[int]) -> int:
-    return await tx.execute(LOSE_ENVIRONMENTS, {"node_ids": sorted(nodes)})
+async def lose_environments(tx: WriteTx, nodes: Sequence[int], *, away_s: float) -> int:
+    return await tx.execute(LOSE_ENVIRONMENTS, {"node_ids": sorted(nodes), "away_s": away_s})
 
 
 async def ensure_partitions(tx: WriteTx, *, days: int) -> None:

@@ -51,12 +51,13 @@ class Rounds:
         self._woken = asyncio.Event()
         self._admitted: list[QueuedAction] = []
         self._freed: list[Fence] = []
+        self._requeued: set[Fence] = set()
         self._index: Index | None = None
         self._clock_offset = 0.0
         self._watching_since = 0.0
         self._next_poll = 0.0
         self._poll_interval = settings.poll_busy_s
-        self._expected_by = time.monotonic()
+        self._polled_at = time.monotonic()
         self._partitions_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -79,12 +80,13 @@ class Rounds:
         self._admitted.extend(rows)
         self._woken.set()
 
-    def freed(self, fences: Iterable[Fence]) -> None:
-        """A hint. Without fences it says that environments ended: look soon."""
-        fences = list(fences)
-        if not fences:
+    def freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence] = ()) -> None:
+        """A hint. Without fences it says that environments ended: look soon, as for what went back to the queue."""
+        fences, requeued = list(fences), set(requeued)
+        if requeued or not fences:
             self._next_poll = 0.0
         self._freed.extend(fences)
+        self._requeued |= requeued
         self._woken.set()
 
     async def _forever(self) -> None:
@@ -104,12 +106,12 @@ class Rounds:
         if self.leadership.term is None and not await self.leadership.acquire():
             self._admitted.clear()
             self._freed.clear()
+            self._requeued.clear()
             await asyncio.sleep(STANDBY_S)
             return
         if not await self.leadership.renew_if_due():
             self._index = None
             return
-        self._notice_stall()
         index = self._index
         if index is None or time.monotonic() >= self._next_poll:
             index = await self._poll()
@@ -118,18 +120,11 @@ class Rounds:
         if not await self._round(index):
             await self._wait(index)
 
-    def _notice_stall(self) -> None:
-        """A leader that was stopped could not see beats: nodes get a whole lease from now on."""
-        if time.monotonic() - self._expected_by > self._settings.node_ttl_s / 2:
-            self._watching_since = self._database_now()
-        self._expected_by = time.monotonic()
-
     async def _wait(self, index: Index) -> None:
         due = self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
             due = min(due, deadline - self._database_now() + 0.001)
-        self._expected_by = time.monotonic() + max(due, 0.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due, 0.0)):
                 await self._woken.wait()
@@ -138,11 +133,12 @@ class Rounds:
         self._woken.clear()
         admitted, self._admitted = self._admitted, []
         freed, self._freed = self._freed, []
+        requeued, self._requeued = self._requeued, set()
         if admitted or freed:
             self._poll_interval = self._settings.poll_busy_s
             self._next_poll = min(self._next_poll, time.monotonic() + self._poll_interval)
         index.admit(admitted)
-        index.freed(freed)
+        index.freed(freed, requeued=requeued)
 
     async def _poll(self) -> Index:
         index = self._index or Index()
@@ -151,8 +147,7 @@ class Rounds:
         async with self._store.read() as tx:
             found = await repository.poll(tx, mark=index.mark)
         self._clock_offset = found.now - time.monotonic()
-        if rebuilding:
-            self._watching_since = found.now
+        self._watch(found, begun=rebuilding)
         index.reconcile(found)
         self._index = index
         await self._reclaim(index, found)
@@ -163,6 +158,17 @@ class Rounds:
         self._poll_interval = step if busy else min(self._poll_interval * 2, self._settings.poll_idle_s)
         self._next_poll = time.monotonic() + self._poll_interval
         return index
+
+    def _watch(self, found: PollResult, *, begun: bool) -> None:
+        """Silence counts only while this leader could have seen a beat.
+
+        A poll that comes late, because this process, its loop or Postgres stood still, gives every node a whole lease.
+        """
+        now = time.monotonic()
+        late = now - self._polled_at > self._settings.poll_idle_s + self._settings.node_ttl_s / 2
+        if begun or late:
+            self._watching_since = found.now
+        self._polled_at = now
 
     async def _reclaim(self, index: Index, found: PollResult) -> None:
         leases = {
@@ -184,30 +190,32 @@ class Rounds:
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             if away:
-                await repository.lose_environments(tx, away)
+                await repository.lose_environments(tx, away, away_s=self._settings.node_away_s)
             reclaimed = await repository.reclaim(tx, verdicts) if verdicts else frozenset()
         log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), away)
-        index.freed(reclaimed)
+        requeued = {verdict.fence for verdict in verdicts if verdict.requeue}
+        index.freed(reclaimed, requeued=requeued & reclaimed)
         self._next_poll = 0.0
         self._notifier.notify()
 
     async def _settle_due(self, index: Index) -> None:
-        due: dict[UUID, tuple[Outcome, str | None]] = {}
-        due |= dict.fromkeys(index.stranded(), (Outcome.INFRA_ERROR, "environment_lost"))
-        due |= dict.fromkeys(index.overdue(self._database_now()), (Outcome.DEADLINE_IN_QUEUE, None))
-        await self._settle(index, due)
+        stranded = index.stranded()
+        await self._settle(index, dict.fromkeys(stranded, (Outcome.INFRA_ERROR, "environment_lost")))
+        # What did not settle now was no longer queued: a hint that came late.
+        index.refused(stranded)
+        overdue = index.overdue(self._database_now())
+        await self._settle(index, dict.fromkeys(overdue, (Outcome.DEADLINE_IN_QUEUE, None)))
 
-    async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> None:
+    async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
         if not due:
-            return
+            return frozenset()
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             settled = await repository.settle_queued(tx, due)
         index.refused(settled)
         if settled:
             self._notifier.notify()
-        if len(settled) < len(due):
-            self._next_poll = min(self._next_poll, time.monotonic() + self._settings.poll_busy_s)
+        return settled
 
     async def _round(self, index: Index) -> bool:
         """True if something was granted, so that the mailbox is looked at again at once."""
@@ -231,10 +239,13 @@ class Rounds:
         return True
 
     async def _drop_refused(self, index: Index, refused: list[UUID]) -> None:
-        """What Postgres did not grant was cancelled, is late, or is not queued any more."""
-        await self._settle(index, dict.fromkeys(refused, (Outcome.CANCELLED, None)))
-        await self._settle(index, dict.fromkeys(refused, (Outcome.DEADLINE_IN_QUEUE, None)))
-        index.refused(refused)
+        """What Postgres did not grant was cancelled or is late; anything else shows that the index is stale."""
+        if not refused:
+            return
+        settled = await self._settle(index, dict.fromkeys(refused, (Outcome.CANCELLED, None)))
+        settled |= await self._settle(index, dict.fromkeys(refused, (Outcome.DEADLINE_IN_QUEUE, None)))
+        if settled != frozenset(refused):
+            self._index = None
 
     def _hint_managers(self, index: Index, grants: Iterable[Grant]) -> None:
         by_node: dict[int, list[GrantBody]] = defaultdict(list)
@@ -279,5 +290,4 @@ def _held_rows(index: Index, found: PollResult) -> Iterable[HeldRow]:
             environment_live=index.is_live(row.environment, name),
             failures=row.failures,
             retries=row.retries,
-            idempotent=row.idempotent,
         )

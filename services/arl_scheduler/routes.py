@@ -19,4 +19,7 @@ async def admitted(body: AdmittedHint, request: Request) -> None:
 @router.post("/freed", status_code=204)
 async def freed(body: FreedHint, request: Request) -> None:
     rounds: Rounds = request.app.state.rounds
-    rounds.freed(Fence(fence.id, fence.grant_no) for fence in body.fences)
+    rounds.freed(
+        (Fence(fence.id, fence.grant_no) for fence in body.fences),
+        requeued=(Fence(fence.id, fence.grant_no) for fence in body.requeued),
+    )

@@ -26,6 +26,7 @@ class NodeRow:
     url: str
     epoch: UUID
     capacity: Mapping[str, int]
+    enforces: frozenset[str]
     closed: bool
     """Cordoned or draining: nothing new goes there."""
     last_sign: float
@@ -59,7 +60,6 @@ class Held:
     environment: UUID | None
     failures: int
     retries: int
-    idempotent: bool
     granted: float
     started: float | None
 
@@ -94,6 +94,7 @@ def class_of(action: QueuedAction) -> ActionClass:
         kind=action.kind,
         shape=Shape(action.shape),
         demand=Demand(minimum=dict(action.demand), elastic=_elastic(elastic) if elastic else None),
+        requires=frozenset(action.environment.get("require", ())),
     )
 
 
@@ -125,7 +126,6 @@ def _held(entry: Mapping[str, Any]) -> Held:
         environment=UUID(entry["environment_id"]) if entry["environment_id"] else None,
         failures=entry["failures"],
         retries=entry["retries"],
-        idempotent=entry["idempotent"],
         granted=entry["granted"],
         started=entry["started"],
     )
@@ -138,6 +138,7 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
         url=entry["url"],
         epoch=UUID(entry["epoch"]),
         capacity=entry["capacity"],
+        enforces=frozenset(each["name"] for each in entry["enforced"] if each["level"] == "enforced"),
         closed=entry["closed"],
         last_sign=entry["last_sign"],
     )

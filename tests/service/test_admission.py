@@ -173,6 +173,20 @@ class TestRefusals:
             assert not_enforced.problem.code == "requirement_not_enforced"
             assert not_enforced.problem.errors[0].field == "require"
 
+    async def test_more_than_the_living_environment_has_is_refused_and_its_key_stays_free(self, database: str) -> None:
+        """A key that stood for an action nobody inserted would answer with its id for a day."""
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            await rows.environment("small", await rows.node(), memory_mib=100)
+            wanted: dict[str, Any] = {"trajectory": "small", "environment": {"scope": "trajectory"}, "key": "larger"}
+            item = an_item(rows, **wanted, demand={"memory_mib": 200})
+            (answer,) = (await admission.admit([item])).items
+            assert answer.problem is not None
+            assert (answer.problem.status, answer.problem.errors[0].field) == (422, "demand.memory_mib")
+            await rows.execute("update environments set delete_requested_at = now(), ended_at = now()")
+            (id,) = await admitted(admission, item)
+            assert await rows.value("select array_agg(id) from actions") == [id]
+
     async def test_while_no_node_is_known_nothing_is_impossible(self, admission: Admission, rows: Rows) -> None:
         await admitted(admission, an_item(rows, demand={"cpu": 4096}, require=["disk"]))
 

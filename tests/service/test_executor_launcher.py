@@ -71,7 +71,7 @@ class TestReconnect:
         state = await manager.connect()
         assert state.node_epoch == first.node_epoch
         assert state.environments == (environment.id,)
-        assert state.running == ((spec.fence, environment.id),)
+        assert [(each.fence, each.environment) for each in state.running] == [(spec.fence, environment.id)]
         report = await anext(manager.events())
         assert isinstance(report, Report)
         assert (report.outcome, report.stdout.kept) == ("ok", b"before\nafter\n")

@@ -126,6 +126,18 @@ class TestHints:
         index.freed([full.fence])
         assert [grant.fence for grant in a_round(index)] == [Fence(numbered(1), 2)]
 
+    def test_an_action_that_was_queued_again_is_granted_once(self) -> None:
+        """Another of its class waits all the time, so that the class's queue lives on."""
+        other = a_held_action(Fence(numbered(9), 1))
+        index = Index()
+        index.reconcile(a_poll(queued=[a_queued_row(1), a_queued_row(2)], held=[other]))
+        (first,) = a_round(index)
+        index.freed([first.fence])
+        index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)]))
+        snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
+        again = [grant.fence for grant in plan(snapshot, FirstComeFirstServed()).grants]
+        assert again == [Fence(numbered(1), 2), Fence(numbered(2), 1)]
+
     def test_a_poll_corrects_what_no_hint_told(self) -> None:
         index = an_index(a_queued_row(1))
         a_round(index)
@@ -312,11 +324,12 @@ class LeaderAndRows(RuleBasedStateMachine):
     @precondition(lambda self: any(not self.rows.users(each) for each in self.rows.live()))
     @rule(data=st.data(), lost=st.booleans())
     def end_environment(self, data: st.DataObject, lost: bool) -> None:
-        """By its node, after a deletion that a poll has seen; or without anybody's wish."""
+        """By its node, after a deletion that also cancels what waits for it; or without anybody's wish."""
         idle = [each for each in self.rows.live() if not self.rows.users(each)]
         environment = data.draw(st.sampled_from(idle))
         if not lost:
             self.rows.change(environment, deleted=True)
+            self.index.refused(self.rows.cancel(environment.trajectory))
             self.poll()
             environment = self.rows.environments[environment.id][1]
         self.rows.change(environment, gone=True)
@@ -356,4 +369,4 @@ class LeaderAndRows(RuleBasedStateMachine):
 
 
 TestLeaderAndRows = LeaderAndRows.TestCase
-TestLeaderAndRows.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, database=None)
+TestLeaderAndRows.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, database=None)

@@ -108,7 +108,6 @@ def a_held_row(**changed: Any) -> HeldRow:
         "environment_live": True,
         "failures": 0,
         "retries": 0,
-        "idempotent": False,
     }
     return HeldRow(**(values | changed))
 
@@ -143,6 +142,7 @@ def a_node_row(node: int = 1, **changed: Any) -> NodeRow:
         "url": f"http://n{node}",
         "epoch": EPOCH,
         "capacity": {"cpu_milli": 2000, "memory_mib": 1000, "disk_mib": 1000},
+        "enforces": frozenset(),
         "closed": False,
         "last_sign": 1000.0,
     }
@@ -177,7 +177,6 @@ def a_held_action(fence: Fence, **changed: Any) -> Held:
         "environment": None,
         "failures": 0,
         "retries": 0,
-        "idempotent": False,
         "granted": 1.0,
         "started": 2.0,
     }

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report, RunningAttempt
 from support.builders import EPOCH
 
 __all__ = ["FakeExecutor"]
@@ -62,7 +62,10 @@ class FakeExecutor:
         self._events.put_nowait(EnvironmentStatus(id=environment, lost_reason=reason))
 
     async def connect(self) -> ExecutorState:
-        running = tuple((fence, spec.environment.id) for fence, spec in self.running.items())
+        running = tuple(
+            RunningAttempt(fence=fence, environment=spec.environment.id, cores=spec.cores)
+            for fence, spec in self.running.items()
+        )
         return replace(self.state, running=self.state.running + running)
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:

@@ -71,6 +71,13 @@ class Database:
     def change(self, environment: EnvironmentRow, **changed: bool) -> None:
         self.environments[environment.id] = (self.tick(), replace(environment, **changed))
 
+    def cancel(self, trajectory: str) -> list[UUID]:
+        """The queued actions of a trajectory; the leader settles them."""
+        queued = [row for row in self.in_state(State.QUEUED) if row.trajectory == trajectory]
+        for row in queued:
+            row.state = State.SETTLED
+        return [row.id for row in queued]
+
     def in_state(self, *states: State) -> list[Row]:
         return [row for row in self.rows.values() if row.state in states]
 

@@ -25,7 +25,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | 
     ("the environment went with the epoch", {"environment": HOME}, REPLACED, (False, True, "environment_lost")),
     (
         "a retry in an empty environment would be a false user error",
-        {"environment": HOME, "retries": 3, "idempotent": True},
+        {"environment": HOME, "retries": 3},
         REPLACED,
         (False, True, "environment_lost"),
     ),

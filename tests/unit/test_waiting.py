@@ -44,3 +44,12 @@ def test_adding_an_action_again_replaces_it() -> None:
     index.add(an_action(1, cls=a_class(2)))
     assert [queue.cls.key for queue in index.queues()] == [2]
     assert len(index) == 1
+
+
+def test_an_action_that_comes_back_is_walked_once() -> None:
+    cls = a_class()
+    queue = ClassQueue(cls)
+    queue.add(an_action(1, cls=cls))
+    queue.discard(numbered(1))
+    queue.add(an_action(1, cls=cls))
+    assert [action.id for action in queue] == [numbered(1)]

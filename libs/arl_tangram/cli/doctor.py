@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
-    """Check this machine. Exit code 1: the system can't run here. Also says what confines actions here, or on its nodes when it is up."""
+    """Check this machine, and what confines actions on it. Exit code 1: the system can't run here."""
     state = LocalState(directory)
     findings = inspect_machine(state.directory)
     running = state.supervisor() is not None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report
+from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report, RunningAttempt
 
 from .attempt import Attempt, Cause
 from .environment import Environment, Host
@@ -34,8 +34,11 @@ class Node:
         return tuple(self._persistent)
 
     @property
-    def running(self) -> tuple[tuple[Fence, UUID], ...]:
-        return tuple((fence, environment.spec.id) for fence, environment in self._running.items())
+    def running(self) -> tuple[RunningAttempt, ...]:
+        return tuple(
+            RunningAttempt(fence, environment.spec.id, environment.attempt.spec.cores if environment.attempt else ())
+            for fence, environment in self._running.items()
+        )
 
     @property
     def reports(self) -> tuple[Report, ...]:
@@ -82,6 +85,9 @@ class Node:
         environment = self._persistent.get(spec.environment.id)
         if environment is not None and (environment.attempt is not None or environment.is_ending):
             self._refuse(spec, "environment_busy", "another action runs in the environment, or it is being destroyed")
+            return
+        if environment is None and not spec.environment.may_make:
+            self._reported(_lost(spec))
             return
         try:
             environment = environment or self._make(spec.environment)
@@ -133,3 +139,13 @@ class Node:
             self._waiting.append((environments, done))
         else:
             done()
+
+
+def _lost(spec: ExecSpec) -> Report:
+    return Report(
+        fence=spec.fence,
+        outcome="infra_error",
+        reason="environment_lost",
+        message="the environment is not there any more; an empty one would be another",
+        environment_lost=True,
+    )

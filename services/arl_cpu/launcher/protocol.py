@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, EnvironmentSpec, ExecSpec, ExecutorState, Report, Stream
+from arl_cpu.executor import Capability, EnvironmentSpec, ExecSpec, ExecutorState, Report, RunningAttempt, Stream
 
 __all__ = [
     "MAX_FRAME",
@@ -157,7 +157,7 @@ def state_to(state: ExecutorState) -> Json:
     return {
         "node_epoch": str(state.node_epoch),
         "environments": [str(identifier) for identifier in state.environments],
-        "running": [[fence_to(fence), str(identifier)] for fence, identifier in state.running],
+        "running": [[fence_to(each.fence), str(each.environment), list(each.cores)] for each in state.running],
         "reports": [report_to(report) for report in state.reports],
         "capabilities": [_capability_to(capability) for capability in state.capabilities],
         "driver": state.driver,
@@ -168,7 +168,10 @@ def state_from(data: Json) -> ExecutorState:
     return ExecutorState(
         node_epoch=UUID(data["node_epoch"]),
         environments=tuple(UUID(identifier) for identifier in data["environments"]),
-        running=tuple((fence_from(fence), UUID(identifier)) for fence, identifier in data["running"]),
+        running=tuple(
+            RunningAttempt(fence_from(fence), UUID(identifier), tuple(cores))
+            for fence, identifier, cores in data["running"]
+        ),
         reports=tuple(report_from(report) for report in data["reports"]),
         capabilities=tuple(capability_from(capability) for capability in data["capabilities"]),
         driver=data["driver"],
