@@ -25,8 +25,8 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
         " failures, admitted_xid, granted_at, started_at, settled_at) on actions",
         "update (lost_at, end_reason, changed_xid) on environments",
-        "update on leader_term",
-        "update on leader_lease",
+        "insert, update on leader_term",
+        "insert, update on leader_lease",
     ),
     Role.CPU: (
         "update (state, outcome, reason, failures, admitted_xid, granted_at, started_at, settled_at, run_us,"
@@ -68,7 +68,8 @@ begin
         raise exception 'action %: id, created_at and grant_no are not for changing', old.id
             using errcode = 'check_violation';
     end if;
-    if not ({allowed}) then
+    -- Not true rather than false: a condition on a missing outcome is neither.
+    if ({allowed}) is not true then
         raise exception 'action %: % -> % (%) is no edge for %',
             old.id, old.state, new.state, coalesce(new.outcome, '-'), current_user using errcode = 'check_violation';
     end if;

@@ -236,8 +236,6 @@ create table leader_lease (
     term        bigint not null,
     expires_at  timestamptz not null
 ) with (fillfactor = 50);
-insert into leader_term (cell, term) values ('default', 0);
-insert into leader_lease (cell, term, expires_at) values ('default', 0, '-infinity');
 """
 
 

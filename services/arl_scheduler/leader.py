@@ -21,6 +21,7 @@ class Leadership:
         self._ttl_s = ttl_s
         self._holder: UUID = uuid4()
         self._renewed_at = float("-inf")
+        self._ensured = False
         self.term: int | None = None
 
     @property
@@ -31,7 +32,10 @@ class Leadership:
         """Take over if the lease has run out. Waits for the old leader's transaction in flight, if any."""
         sent_at = time.monotonic()
         async with self._store.write() as tx:
+            if not self._ensured:
+                await repository.ensure_cell(tx, cell=self._cell)
             term = await repository.acquire_term(tx, cell=self._cell, holder=self._holder, ttl_s=self._ttl_s)
+        self._ensured = True
         if term is None:
             return False
         self.term, self._renewed_at = term, sent_at

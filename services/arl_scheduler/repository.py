@@ -16,6 +16,7 @@ from arl_store.tx import ReadTx, WriteTx
 __all__ = [
     "TermLost",
     "acquire_term",
+    "ensure_cell",
     "ensure_partitions",
     "grant",
     "hold_term",
@@ -75,6 +76,13 @@ POLL = text("""
                        and (cast(:mark as text) <> '0' or delete_requested_at is null
                             or (ended_at is null and lost_at is null))
                      order by changed_xid) as e) as environments
+""")
+
+ENSURE_CELL = text("""
+    with term as (
+        insert into leader_term (cell, term) values (:cell, 0) on conflict do nothing
+    )
+    insert into leader_lease (cell, term, expires_at) values (:cell, 0, '-infinity') on conflict do nothing
 """)
 
 ACQUIRE_TERM = text("""
@@ -186,6 +194,10 @@ async def poll(tx: ReadTx, *, mark: int) -> PollResult:
     """Everything that changed since `mark`; with mark 0 everything there is."""
     rows = await tx.fetch(POLL, {"mark": str(mark)})
     return poll_result(rows[0])
+
+
+async def ensure_cell(tx: WriteTx, *, cell: str) -> None:
+    await tx.execute(ENSURE_CELL, {"cell": cell})
 
 
 async def acquire_term(tx: WriteTx, *, cell: str, holder: UUID, ttl_s: float) -> int | None:

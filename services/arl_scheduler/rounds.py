@@ -150,13 +150,13 @@ class Rounds:
         self._watch(found, begun=rebuilding)
         index.reconcile(found)
         self._index = index
-        await self._reclaim(index, found)
-        await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
-        await self._keep_partitions()
         busy = bool(found.queued or found.held or index.waiting)
         step = self._settings.poll_busy_s
         self._poll_interval = step if busy else min(self._poll_interval * 2, self._settings.poll_idle_s)
         self._next_poll = time.monotonic() + self._poll_interval
+        await self._reclaim(index, found)
+        await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
+        await self._keep_partitions()
         return index
 
     def _watch(self, found: PollResult, *, begun: bool) -> None:

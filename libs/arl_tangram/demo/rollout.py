@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from arl_tangram.client import AsyncTangram
 from arl_tangram.demo.attempts import Plan
-from arl_tangram.demo.verdict import Judge
+from arl_tangram.demo.verdict import OWN_OUTCOMES, Judge
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_wire.actions import Action
 from arl_wire.errors import TangramError
@@ -57,11 +57,15 @@ async def roll_out(
             task=task, trajectory=trajectory, argv=["true"], files={"solution.py": plan.attempts[-1].code},
             fetch=["solution.py"], memory_mib=256,
         ))  # fmt: skip
-        solution = fetched_files(expect_ok(handed_in))["solution.py"].decode()
-        verdict = await judge.score(plan.problem, solution, trajectory=trajectory)
-        for action in verdict.actions:
-            note(action)
-        rollout.reward, rollout.reason = verdict.reward, verdict.reason
+        solution = fetched_files(handed_in).get("solution.py")
+        if solution is None and handed_in.outcome in OWN_OUTCOMES:
+            rollout.reward, rollout.reason = 0.0, f"nothing handed in: {handed_in.outcome}"
+        else:
+            content = fetched_files(expect_ok(handed_in))["solution.py"].decode()
+            verdict = await judge.score(plan.problem, content, trajectory=trajectory)
+            for action in verdict.actions:
+                note(action)
+            rollout.reward, rollout.reason = verdict.reward, verdict.reason
         await client.end_trajectory(task, trajectory)
     except (TangramError, KeyError, ValueError) as error:
         rollout.reason = f"{type(error).__name__}: {error}"

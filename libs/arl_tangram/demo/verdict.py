@@ -18,10 +18,14 @@ from arl_tangram.demo.problems import Problem
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_wire.actions import Action
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["OWN_OUTCOMES", "Judge", "Verdict"]
+
+OWN_OUTCOMES = frozenset({Outcome.OK, Outcome.USER_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED})
+"""What the code that ran has itself to thank for; anything else is ours and is masked."""
 
 SCORE_TIMEOUT_S = 4.0
 TRUSTED_TIMEOUT_S = 30.0
+MAX_OUTPUT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Judge:
         calls = await self._calls_of(problem, trajectory)
         request = {"solution": solution, "entry_point": problem.entry_point, "calls": calls}
         ran = await self._program("candidate", request, trajectory, timeout_s=SCORE_TIMEOUT_S, fetch=["outputs.json"])
-        if ran.outcome in (Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.DEADLINE_IN_QUEUE):
+        if ran.outcome not in OWN_OUTCOMES:
             return Verdict(None, f"masked: {ran.outcome} {ran.reason or ''}", (ran,))
         outputs = _plain_list(fetched_files(ran).get("outputs.json"))
         if ran.outcome is not Outcome.OK or outputs is None or len(outputs) != len(calls):
@@ -58,14 +62,17 @@ class Judge:
         return _verdict(ran, judged)
 
     async def _calls_of(self, problem: Problem, trajectory: str) -> list[object]:
-        """Recorded once per problem, whoever asks first."""
-        if problem.task_id not in self._recorded:
-            self._recorded[problem.task_id] = asyncio.create_task(self._record(problem, trajectory))
-        return await self._recorded[problem.task_id]
+        """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next."""
+        task = self._recorded.get(problem.task_id)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._recorded[problem.task_id] = asyncio.create_task(self._record(problem, trajectory))
+        return await task
 
     async def _record(self, problem: Problem, trajectory: str) -> list[object]:
-        ran = expect_ok(await self._program("record", problem.statement(), trajectory, timeout_s=TRUSTED_TIMEOUT_S))
-        calls: list[object] = json.loads(ran.result.stdout.text if ran.result else "[]")
+        ran = await self._program(
+            "record", problem.statement(), trajectory, timeout_s=TRUSTED_TIMEOUT_S, fetch=["calls.json"]
+        )
+        calls: list[object] = json.loads(fetched_files(expect_ok(ran))["calls.json"])
         return calls
 
     async def _program(
@@ -74,8 +81,12 @@ class Judge:
         return await self._client.run(
             task=self._task,
             argv=["python3", f"{name}.py"],
-            files={f"{name}.py": _program_text(name), "codec.py": _program_text("codec")},
-            stdin=json.dumps(request),
+            files={
+                f"{name}.py": _program_text(name),
+                "codec.py": _program_text("codec"),
+                "request.json": json.dumps(request, ensure_ascii=False),
+            },
+            env={"PYTHONHASHSEED": "0"},
             fetch=fetch or [],
             timeout_s=timeout_s,
             memory_mib=256,
@@ -88,16 +99,15 @@ class Judge:
 def _verdict(ran: Action, judged: Action) -> Verdict:
     if judged.outcome is not Outcome.OK or judged.result is None:
         # Data that the judge could not even read is not an answer; trouble of ours is not a zero.
-        fault = judged.outcome in (Outcome.USER_ERROR, Outcome.LIMIT_EXCEEDED, Outcome.USER_TIMEOUT)
-        return Verdict(0.0 if fault else None, f"judge: {judged.outcome}", (ran, judged))
+        return Verdict(0.0 if judged.outcome in OWN_OUTCOMES else None, f"judge: {judged.outcome}", (ran, judged))
     said = json.loads(judged.result.stdout.text)
     return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], (ran, judged))
 
 
 def _plain_list(content: bytes | None) -> list[object] | None:
-    """A JSON list of objects, or None: what untrusted code wrote is taken for nothing else."""
+    """A JSON list of objects, or None: what untrusted code wrote is taken for nothing else, nor for too much."""
     try:
-        value = json.loads(content or b"")
+        value = json.loads(content) if content and len(content) <= MAX_OUTPUT_BYTES else None
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else None

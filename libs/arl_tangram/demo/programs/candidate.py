@@ -1,20 +1,21 @@
 """Run untrusted code on recorded inputs. It sees no expected answer: there is none in this environment."""
 
 import json
-import sys
 
 from codec import decode, encode
 
-request = json.loads(sys.stdin.read())
+with open("request.json") as file:
+    request = json.load(file)
 names = {"__name__": "solution"}
 exec(compile(request["solution"], "solution.py", "exec"), names)
 candidate = names[request["entry_point"]]
 outputs = []
-for encoded_args, encoded_kwargs in request["calls"]:
-    args, kwargs = decode(encoded_args), decode(encoded_kwargs)
+for call in request["calls"]:
+    args = [decode(value) for value in call["args"]]
+    kwargs = {name: decode(value) for name, value in call["kwargs"].items()}
     try:
         result = candidate(*args, **kwargs)
-        outputs.append({"result": encode(result), "args": encode(args), "kwargs": encode(kwargs)})
+        outputs.append({"result": encode(result), "after": [encode(value) for value in (*args, *kwargs.values())]})
     except Exception as error:
         outputs.append({"error": type(error).__name__})
 with open("outputs.json", "w") as file:

@@ -3,8 +3,6 @@
 Exact types only: a subclass with an `__eq__` of its own does not pass.
 """
 
-import json
-
 
 class NotPlain(Exception):
     pass
@@ -22,7 +20,10 @@ def encode(value):
         return ["complex", value.real.hex(), value.imag.hex()]
     if kind is bytes:
         return ["bytes", value.hex()]
-    if kind in (list, tuple, set, frozenset):
+    if kind in (set, frozenset):
+        # Sets have no order of their own, and another process would list them in another one.
+        return [kind.__name__, sorted((encode(item) for item in value), key=repr)]
+    if kind in (list, tuple):
         return [kind.__name__, [encode(item) for item in value]]
     if kind is dict:
         return ["dict", [[encode(key), encode(item)] for key, item in value.items()]]
@@ -47,7 +48,3 @@ def decode(value):
     if kind == "dict":
         return {decode(key): decode(item) for key, item in rest[0]}
     raise NotPlain(kind)
-
-
-def call_key(args, kwargs):
-    return json.dumps([encode(list(args)), encode(kwargs)])

@@ -1,14 +1,16 @@
 """The verdict: runs the test against recorded outputs. No candidate code is in this environment, only data."""
 
+import builtins
+import contextlib
 import json
+import random
 import sys
 
-from codec import call_key, decode
+from codec import decode, encode
 
-request = json.loads(sys.stdin.read())
+with open("request.json") as file:
+    request = json.load(file)
 problem = request["problem"]
-names = {"__name__": "test"}
-exec(problem["prompt"] + "\n" + problem["test"], names)
 answers = iter(zip(request["calls"], request["outputs"], strict=True))
 
 
@@ -17,14 +19,24 @@ class CandidateFailed(Exception):
 
 
 def replay(*args, **kwargs):
-    (recorded_args, recorded_kwargs), output = next(answers)
-    if call_key(args, kwargs) != json.dumps([recorded_args, recorded_kwargs]):
+    call, output = next(answers)
+    given = [*args, *kwargs.values()]
+    if [encode(value) for value in given] != [*call["args"], *call["kwargs"].values()]:
         raise CandidateFailed("the test called with other arguments than recorded")
     if "error" in output:
-        raise CandidateFailed(output["error"])
-    for given, after in zip(args, decode(output["args"]), strict=True):
-        adopt(given, after)
+        raise as_raised(output["error"])
+    after = [decode(value) for value in output["after"]]
+    if len(after) != len(given):
+        raise CandidateFailed("not all arguments came back")
+    for at in call["changed"]:
+        # Only what the reference changes too: emptying an argument must not make a test compare nothing with nothing.
+        adopt(given[at], after[at])
     return decode(output["result"])
+
+
+def as_raised(name):
+    kind = getattr(builtins, str(name), None)
+    return kind() if isinstance(kind, type) and issubclass(kind, Exception) else CandidateFailed(str(name))
 
 
 def adopt(given, after):
@@ -36,11 +48,14 @@ def adopt(given, after):
         given.update(after)
 
 
+names = {"__name__": "test"}
+exec(problem["prompt"] + "\n" + problem["test"], names)
+names[problem["entry_point"]] = replay
+random.seed(0)
 try:
-    names["check"](replay)
-    passed = True
-    reason = ""
+    with contextlib.redirect_stdout(sys.stderr):
+        names["check"](replay)
+    verdict = {"passed": True, "reason": ""}
 except Exception as error:
-    passed = False
-    reason = type(error).__name__ + ": " + str(error)[:200]
-print(json.dumps({"passed": passed, "reason": reason}))
+    verdict = {"passed": False, "reason": type(error).__name__ + ": " + str(error)[:200]}
+print(json.dumps(verdict))

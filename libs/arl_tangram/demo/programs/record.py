@@ -1,22 +1,37 @@
-"""Which calls does the test make? Runs it against the reference solution; no candidate is near."""
+"""Which calls does the test make, and which arguments do they change? No candidate code is near."""
 
-import copy
+import contextlib
 import json
+import random
 import sys
 
 from codec import encode
 
-problem = json.loads(sys.stdin.read())
-names = {"__name__": "reference"}
-exec(problem["prompt"] + problem["canonical_solution"] + "\n" + problem["test"], names)
-reference = names[problem["entry_point"]]
+with open("request.json") as file:
+    problem = json.load(file)
+reference_names = {"__name__": "reference"}
+exec(problem["prompt"] + problem["canonical_solution"], reference_names)
+reference = reference_names[problem["entry_point"]]
 calls = []
 
 
 def recorder(*args, **kwargs):
-    calls.append([encode(list(copy.deepcopy(args))), encode(copy.deepcopy(kwargs))])
-    return reference(*args, **kwargs)
+    given = [*args, *kwargs.values()]
+    before = [encode(value) for value in given]
+    try:
+        return reference(*args, **kwargs)
+    finally:
+        after = [encode(value) for value in given]
+        named = dict(zip(kwargs, before[len(args) :], strict=True))
+        changed = [at for at, value in enumerate(after) if value != before[at]]
+        calls.append({"args": before[: len(args)], "kwargs": named, "changed": changed})
 
 
-names["check"](recorder)
-print(json.dumps(calls))
+names = {"__name__": "test"}
+exec(problem["prompt"] + "\n" + problem["test"], names)
+names[problem["entry_point"]] = recorder
+random.seed(0)
+with contextlib.redirect_stdout(sys.stderr):
+    names["check"](recorder)
+with open("calls.json", "w") as file:
+    json.dump(calls, file)
