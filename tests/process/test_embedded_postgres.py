@@ -170,7 +170,7 @@ class TestPrepare:
 
     async def test_an_initdb_that_was_killed_is_redone(self, state_dir: Path) -> None:
         server = EmbeddedPostgres(state_dir, homes=HOMES)
-        preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir), str(HOMES)])  # noqa: ASYNC220
+        preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir), str(HOMES)])
         async with asyncio.timeout(10):
             while not (server.home.unfinished_data / "PG_VERSION").exists():
                 await asyncio.sleep(0.005)
@@ -232,7 +232,7 @@ class TestCrash:
 
     async def test_the_server_dies_with_whoever_started_it(self, state_dir: Path) -> None:
         argv = [sys.executable, "-c", CONNECT_FOREVER, str(state_dir), str(HOMES)]
-        parent = subprocess.Popen(argv, stdout=subprocess.PIPE)  # noqa: ASYNC220
+        parent = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert parent.stdout is not None
         assert await asyncio.to_thread(parent.stdout.readline) == b"ready\n"
         data = EmbeddedPostgres(state_dir, homes=HOMES).home.data

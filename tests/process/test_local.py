@@ -40,7 +40,7 @@ class Machine:
 
     async def up(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         argv = [*MACHINE, "--dir", str(self.directory), "--unsafe-local", *arguments]
-        supervisor = self._supervisor = subprocess.Popen(argv, stdin=stdin)  # noqa: ASYNC220
+        supervisor = self._supervisor = subprocess.Popen(argv, stdin=stdin)
         await eventually(lambda: self.is_ready or supervisor.poll() is not None)
         assert supervisor.returncode is None
         return supervisor
