@@ -165,7 +165,7 @@ class Rounds:
         A poll that comes late, because this process, its loop or Postgres stood still, gives every node a whole lease.
         """
         now = time.monotonic()
-        late = now - self._polled_at > self._settings.poll_idle_s + self._settings.node_ttl_s / 2
+        late = now - self._polled_at > self._poll_interval + self._settings.node_ttl_s / 2
         if begun or late:
             self._watching_since = found.now
         self._polled_at = now

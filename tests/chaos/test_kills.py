@@ -42,6 +42,7 @@ async def settled_count(client: AsyncTangram, ids: list[UUID]) -> int:
 
 @pytest.mark.slow
 async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_path: Path) -> None:
+    before_anything = remains()
     with a_machine(tmp_path / "state") as machine:
         pids = machine.pids()
         async with machine.async_client() as client:
@@ -60,6 +61,14 @@ async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_pat
         ], "a settled action never changes"
         assert all(machine.status()["processes"][victim]["restarts"] >= 1 for victim in VICTIMS)
     assert not [pid for pid in pids if is_running(pid)], "processes outlive `down`"
+    assert remains() <= before_anything
+
+
+def remains() -> set[str]:
+    """Cgroups of sandboxes, and mounts, on this machine."""
+    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("*/tangram/*") if path.is_dir()}
+    cgroups |= {str(path) for path in Path("/sys/fs/cgroup").glob("tangram/*") if path.is_dir()}
+    return cgroups | set(Path("/proc/self/mounts").read_text().splitlines())
 
 
 async def expect_all_accounted_for(machine: Machine, client: AsyncTangram, actions: list[Action]) -> None:

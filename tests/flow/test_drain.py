@@ -1,0 +1,32 @@
+"""A service that is told to stop keeps nobody waiting."""
+
+import asyncio
+import signal
+
+from arl_tangram import AsyncTangram
+from support.system import API_KEY, running_system
+
+
+async def test_a_gateway_that_stops_answers_whoever_waits(database: str) -> None:
+    async with running_system(database) as system, system.client() as client:
+        id = (await client.post("/v1/actions", json={"task": "t", "argv": ["sleep", "60"]})).json()["id"]
+        waiting = asyncio.create_task(client.get(f"/v1/actions/{id}?wait=50"))
+        also = asyncio.create_task(client.post("/v1/actions:wait", json={"ids": [id], "timeout_s": 50}))
+        async with asyncio.timeout(10):
+            while (await client.get(f"/v1/actions/{id}")).json()["state"] != "running":
+                await asyncio.sleep(0.02)
+            system.processes["gateway"].send_signal(signal.SIGTERM)
+            assert (await waiting).json()["state"] == "running"
+            assert (await also).json()["pending"] == [id]
+            await asyncio.to_thread(system.processes["gateway"].wait)
+
+
+async def test_a_client_that_waits_rides_out_a_restart_of_the_gateway(database: str) -> None:
+    async with running_system(database) as system, AsyncTangram(system.url, API_KEY) as tangram:
+        running = asyncio.create_task(tangram.run(task="t", argv=["sleep", "2"]))
+        async with asyncio.timeout(10):
+            while not [action async for action in tangram.list(task="t", state="running")]:
+                await asyncio.sleep(0.02)
+            system.kill("gateway", signal.SIGTERM)
+            await system.start("gateway")
+            assert (await running).outcome == "ok"

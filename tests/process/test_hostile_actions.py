@@ -1,0 +1,136 @@
+"""Hostile actions against a whole living system, through its public API, as whichever user runs the tests."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from arl_tangram import Action, Outcome, Tangram
+from support.machine import Machine, a_machine
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with a_machine(tmp_path_factory.mktemp("hostile") / "state") as machine:
+        yield machine
+
+
+@pytest.fixture
+def tangram(machine: Machine) -> Iterator[Tangram]:
+    """After each test the system answers, and nothing of the test runs or is held on the node."""
+    with machine.client() as tangram:
+        yield tangram
+        assert tangram.run(task="after", argv=["true"], wait_timeout_s=20).outcome is Outcome.OK
+        assert [node.running for node in tangram.nodes().items] == [0]
+
+
+def processes_with(marker: str) -> list[int]:
+    """Processes of this machine whose command line has the marker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def printed(action: Action) -> str:
+    assert action.result is not None
+    return action.result.stdout.text
+
+
+class TestReach:
+    def test_no_service_and_no_postgres_can_be_connected_to(self, machine: Machine, tangram: Tangram) -> None:
+        ports = [urlsplit(url).port for url in machine.status()["endpoints"].values()]
+        sockets = [
+            str(path) for path in (*Path("/var/lib/tangram").rglob(".s.PGSQL*"), *machine.directory.rglob("*.sock"))
+        ]
+        sockets += [str(path) for path in machine.directory.rglob(".s.PGSQL*")]
+        assert sockets
+        code = f"""
+import socket
+reached = []
+for port in {ports!r}:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1)
+        reached.append(port)
+    except OSError:
+        pass
+for path in {sockets!r}:
+    try:
+        s = socket.socket(socket.AF_UNIX); s.connect(path)
+        reached.append(path)
+    except OSError:
+        pass
+print(reached)
+"""
+        action = tangram.run(task="hostile", source=code)
+        assert (action.outcome, printed(action)) == (Outcome.OK, "[]\n")
+
+    def test_no_secret_of_the_system_can_be_read(self, machine: Machine, tangram: Tangram) -> None:
+        secrets = [str(path) for path in (machine.directory / "api_key", *(machine.directory / "tokens").iterdir())]
+        for path in (*secrets, "/etc/shadow", str(Path(__file__))):
+            assert tangram.run(task="hostile", argv=["cat", path]).outcome is Outcome.USER_ERROR, path
+        variables = printed(tangram.run(task="hostile", argv=["env"]))
+        assert "TANGRAM" not in variables
+
+    def test_no_sysctl_can_be_written(self, tangram: Tangram) -> None:
+        action = tangram.run(task="hostile", source="open('/proc/sys/kernel/core_pattern', 'w')")
+        assert action.outcome is Outcome.USER_ERROR
+
+    def test_another_trajectory_s_files_are_not_there(self, tangram: Tangram) -> None:
+        tangram.put_files("hostile", "victim", {"mine": "secret"})
+        seen = tangram.run(task="hostile", trajectory="thief", argv=["sh", "-c", "find / -name mine 2>/dev/null; true"])
+        assert printed(seen) == ""
+        assert tangram.get_files("hostile", "victim", ["mine"]) == {"mine": b"secret"}
+        for trajectory in ("victim", "thief"):
+            tangram.end_trajectory("hostile", trajectory)
+
+    def test_the_agent_cannot_be_killed(self, tangram: Tangram) -> None:
+        source = "import os, signal\nfor number in (9, 15, 19):\n    os.kill(1, number)\nprint('still here')"
+        action = tangram.run(task="hostile", trajectory="killer", source=source)
+        assert (action.outcome, printed(action)) == (Outcome.OK, "still here\n")
+        tangram.end_trajectory("hostile", "killer")
+
+
+class TestExcess:
+    def test_what_detached_itself_dies_with_the_timeout(self, tangram: Tangram) -> None:
+        marker = f"31{os.getpid()}"
+        command = f"setsid sh -c 'sleep {marker} & sleep {marker}' & (sleep {marker} &) ; sleep {marker}"
+        action = tangram.run(task="hostile", argv=["sh", "-c", command], timeout_s=0.5)
+        assert action.outcome is Outcome.USER_TIMEOUT
+        assert processes_with(marker) == []
+
+    def test_a_fork_bomb_ends_with_its_timeout(self, tangram: Tangram) -> None:
+        source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+        action = tangram.run(task="hostile", source=source, timeout_s=1.0, pids=64)
+        assert action.outcome is Outcome.USER_TIMEOUT
+
+    def test_ten_megabytes_of_output_are_truncated_and_counted(self, tangram: Tangram) -> None:
+        action = tangram.run(task="hostile", source="import sys\nfor _ in range(10): sys.stdout.write('x' * 10**6)")
+        assert action.outcome is Outcome.OK
+        assert action.result is not None
+        stream = action.result.stdout
+        assert (stream.truncated, stream.total_bytes, len(stream.text)) == (True, 10**7, 1 << 20)
+
+    def test_a_memory_bomb_is_held_to_its_limit(self, machine: Machine, tangram: Tangram) -> None:
+        levels = {entry.name: entry.level for node in tangram.nodes().items for entry in node.enforced}
+        source = "hoard = []\nwhile True: hoard.append(bytearray(8 << 20))"
+        action = tangram.run(task="hostile", source=source, memory_mib=128, timeout_s=30)
+        assert action.result is not None
+        assert action.result.peak_memory_mib < 256
+        if levels["memory"] == "enforced":
+            assert (action.outcome, action.reason) == (Outcome.LIMIT_EXCEEDED, "memory")
+        else:
+            assert action.outcome in (Outcome.USER_ERROR, Outcome.LIMIT_EXCEEDED)
+
+    def test_a_result_that_is_no_text_arrives_as_it_was(self, tangram: Tangram) -> None:
+        action = tangram.run(task="hostile", source="import sys; sys.stdout.buffer.write(bytes(range(256)))")
+        assert action.result is not None
+        assert action.result.stdout.base64 is not None
+        assert json.loads(action.model_dump_json())["outcome"] == "ok"
