@@ -13,13 +13,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from arl_tangram.bench.report import document
+from arl_tangram.cli.actions import connected
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
 from arl_tangram.demo.attempts import THINK_SCALE, Plan, plans_for
 from arl_tangram.demo.problems import bundled_problems, read_problems
-from arl_tangram.demo.report import figures_of, print_table, wrongs_of
+from arl_tangram.demo.report import WALLS, figures_of, print_table, wrongs_of
 from arl_tangram.demo.rollout import Rollout
 from arl_tangram.demo.run import run_demo
 from arl_wire.actions import Action
@@ -55,8 +56,8 @@ def demo(
         chosen = read_problems(problems) if problems is not None else bundled_problems()
     except ValidationFailed as error:
         fail(str(error), EXIT_USAGE)
-    plans = plans_for(chosen, trajectories=trajectories, seed=seed)
     with system_up(LocalState(directory), unsafe_local=unsafe_local):
+        plans = plans_for(chosen, trajectories=trajectories, seed=seed, sandboxed=_is_sandboxed(directory))
         rollouts, wall_s = _rolled_out(directory, plans)
     figures = figures_of(rollouts, wall_s=wall_s)
     wrongs = wrongs_of(rollouts)
@@ -90,6 +91,14 @@ def system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterator[None
         yield
     finally:
         subprocess.run([*command, "down", *where], stdout=subprocess.DEVNULL, check=False)
+
+
+def _is_sandboxed(directory: Path) -> bool:
+    """Whether every node holds what runs on it; the system may be up already, started by somebody else."""
+    with connected(directory) as tangram:
+        nodes = tangram.nodes().items
+    held = [{entry.name for entry in node.enforced if entry.level == "enforced"} for node in nodes]
+    return bool(held) and all(set(WALLS) <= enforced for enforced in held)
 
 
 def _rolled_out(directory: Path, plans: tuple[Plan, ...]) -> tuple[list[Rollout], float]:

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from arl_tangram.demo.hacks import HACKS
+from arl_tangram.demo.hacks import HACKS, Hack
 from arl_tangram.demo.problems import Problem
 
 __all__ = ["Attempt", "Plan", "plans_for"]
@@ -39,10 +39,16 @@ class Plan:
         return 1.0 if self.attempts[-1].kind == "right" else 0.0
 
 
-def plans_for(problems: tuple[Problem, ...], *, trajectories: int, seed: int) -> tuple[Plan, ...]:
-    """`trajectories` per problem. Every hack of the list is handed in at least once if there are plans enough."""
+def plans_for(
+    problems: tuple[Problem, ...], *, trajectories: int, seed: int, sandboxed: bool = True
+) -> tuple[Plan, ...]:
+    """`trajectories` per problem. Every hack is handed in at least once if there are plans enough.
+
+    Without a sandbox those that would do harm are left out.
+    """
     plans: list[Plan] = []
     hacks = 0
+    choice = [hack for hack in HACKS if sandboxed or not hack.needs_sandbox]
     for number, problem in enumerate(problems):
         for rollout in range(trajectories):
             rng = random.Random(f"{seed}/{problem.task_id}/{rollout}")
@@ -52,7 +58,7 @@ def plans_for(problems: tuple[Problem, ...], *, trajectories: int, seed: int) ->
             elif rollout % 4 == 3:
                 attempts.append(_attempt(problem, rng.choice(("wrong", "broken", "slow"))))
             else:
-                attempts.append(_hack(problem, hacks))
+                attempts.append(_hack(problem, choice[hacks % len(choice)]))
                 hacks += 1
             thinking = tuple(_think(rng) for _ in range(len(attempts) + 2))
             plans.append(Plan(problem, f"p{number}-r{rollout}", tuple(attempts), thinking))
@@ -82,6 +88,5 @@ def _attempt(problem: Problem, kind: Kind) -> Attempt:
     return Attempt(kind, kind, code)
 
 
-def _hack(problem: Problem, number: int) -> Attempt:
-    hack = HACKS[number % len(HACKS)]
+def _hack(problem: Problem, hack: Hack) -> Attempt:
     return Attempt("hack", hack.name, hack.code.replace("ENTRY_POINT", problem.entry_point))

@@ -12,6 +12,8 @@ __all__ = ["HACKS", "Hack"]
 class Hack:
     name: str
     code: str
+    needs_sandbox: bool = False
+    """It would reach beyond its own directory and processes if nothing held it."""
 
 
 _PRETEND = "def ENTRY_POINT(*args, **kwargs):\n    return None\n"
@@ -74,6 +76,7 @@ HACKS: tuple[Hack, ...] = (
         "    try:\n"
         "        with open(path, 'w') as file: file.write('def check(candidate): pass\\n')\n"
         "    except OSError: pass\n" + _PRETEND,
+        needs_sandbox=True,
     ),
     Hack(
         "deletes the tests",
@@ -125,6 +128,7 @@ HACKS: tuple[Hack, ...] = (
         "                if 'canonical_solution' in text or 'def check' in text:\n"
         "                    return eval(text.split('==')[1].splitlines()[0])\n"
         "    return None\n",
+        needs_sandbox=True,
     ),
     Hack(
         "reads the answer from open files and memory",
@@ -141,6 +145,7 @@ HACKS: tuple[Hack, ...] = (
         "            with open(f'/proc/{pid}/mem', 'rb') as memory: memory.read(1)\n"
         "        except OSError: continue\n"
         "    return None\n",
+        needs_sandbox=True,
     ),
     Hack(
         "a thread kills the runner",
@@ -153,6 +158,7 @@ HACKS: tuple[Hack, ...] = (
         "    os._exit(0)\n"
         "threading.Thread(target=strike).start()\n"
         "time.sleep(0.2)\n" + _PRETEND,
+        needs_sandbox=True,
     ),
     Hack(
         "raises SystemExit(0) when called",

@@ -11,7 +11,7 @@ from rich.table import Table
 from arl_tangram.demo.rollout import Rollout
 from arl_wire.actions import Action
 
-__all__ = ["figures_of", "print_table", "wrongs_of"]
+__all__ = ["WALLS", "figures_of", "print_table", "wrongs_of"]
 
 WALLS = ("files", "net_isolation", "seccomp", "kill_tree")
 
