@@ -78,6 +78,7 @@ class Manager:
         self._events = asyncio.create_task(self._follow(), name="executor events")
         self._polls.start()
         self.failed = None
+        self._hint_freed([], requeued=[])
 
     async def stop(self) -> None:
         """Settle what has ended. What still runs goes on in the launcher, for the next manager to adopt."""

@@ -92,9 +92,7 @@ LIVE_ENVIRONMENTS = text("""
 
 _SPEC = "s.environment::text as environment, s.timeout_s, s.payload::text as payload"
 
-# The running edge, the environment's row at its first use, and the spec: one statement, one commit.
-START = text(f"""
-    with ours as (
+_GRANTED_TO_US = """with ours as (
         select a.id
           from actions as a
           join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
@@ -102,7 +100,11 @@ START = text(f"""
            and a.state = 'granted'
          order by a.id
            for no key update of a
-    ), started as (
+    )"""
+
+# The running edge, the environment's row at its first use, and the spec: one statement, one commit.
+START = text(f"""
+    {_GRANTED_TO_US}, started as (
         update actions as a
            set state = 'running', started_at = now()
           from ours
@@ -143,21 +145,13 @@ LOAD = text(f"""
        and a.state = 'running'
 """)  # noqa: S608 - constants of this module
 
-REFUSE = text("""
-    with ours as (
-        select a.id
-          from actions as a
-          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
-         where a.node_epoch = :epoch
-           and a.state = 'granted'
-         order by a.id
-           for no key update of a
-    )
+REFUSE = text(f"""
+    {_GRANTED_TO_US}
     update actions as a
        set state = 'queued', admitted_xid = pg_current_xact_id()
       from ours
      where a.id = ours.id
-""")
+""")  # noqa: S608 - constants of this module
 
 # An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
 # client said that the action may run twice and the environment still lives.

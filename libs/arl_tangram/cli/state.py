@@ -10,21 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from arl_tangram.connection import state_directory
+
 __all__ = ["DirOption", "LocalState"]
-
-
-def _default_directory() -> Path:
-    if chosen := os.environ.get("TANGRAM_DIR"):
-        return Path(chosen)
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "tangram"
 
 
 DirOption = Annotated[
     Path,
     typer.Option(
         "--dir",
-        default_factory=_default_directory,
+        default_factory=state_directory,
         show_default="$TANGRAM_DIR, else $XDG_STATE_HOME/tangram, else ~/.local/state/tangram",
         help="State directory; one system per directory.",
     ),
