@@ -81,12 +81,16 @@ class Rounds:
         self._woken.set()
 
     def freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence] = ()) -> None:
-        """A hint. Without fences it says that environments ended: look soon, as for what went back to the queue."""
-        fences, requeued = list(fences), set(requeued)
-        if requeued or not fences:
+        """A hint. Without fences it says that environments ended, or a node came: look soon.
+
+        What went back to the queue waits for the regular poll, so that a node which refuses what we believe
+        to fit is asked once a second and not as fast as it can refuse.
+        """
+        fences = list(fences)
+        if not fences:
             self._next_poll = 0.0
         self._freed.extend(fences)
-        self._requeued |= requeued
+        self._requeued.update(requeued)
         self._woken.set()
 
     async def _forever(self) -> None:

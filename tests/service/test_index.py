@@ -251,6 +251,25 @@ class TestEnvironments:
         (grant,) = a_round(index)
         assert (grant.environment != environment, index.stranded()) == (True, [])
 
+    def test_an_action_that_goes_back_to_the_queue_is_not_overtaken(self) -> None:
+        index = an_index(*(a_queued_row(number, trajectory="a", persistent=True) for number in (1, 2)))
+        (first,) = a_round(index)
+        index.freed([first.fence], requeued={first.fence})
+        assert a_round(index) == (), "the second waits for the poll that reads the first"
+        index.poll_begins()
+        row = a_queued_row(1, trajectory="a", persistent=True, grant_no=1, environment_id=first.environment)
+        index.reconcile(a_poll(queued=[row]))
+        assert ids(a_round(index)) == [1]
+
+    def test_a_new_leader_finds_the_environment_of_an_action_that_runs_before_its_row(self) -> None:
+        """The queued one must not invent another environment while the first one's row is being written."""
+        held = a_held_action(Fence(numbered(1), 1), trajectory="a", environment=numbered(100))
+        index = Index()
+        index.reconcile(a_poll(queued=[a_queued_row(2, trajectory="a", persistent=True)], held=[held]))
+        index.freed([held.fence])
+        (second,) = a_round(index)
+        assert second.environment == numbered(100)
+
     def test_a_new_leader_knows_who_is_busy(self) -> None:
         environment = uuid4()
         held = a_held_action(Fence(numbered(1), 1), trajectory="x", environment=environment)
