@@ -112,7 +112,7 @@ class EmbeddedPostgres:
         """Whether the server answers a query. False while it starts or recovers."""
         try:
             connection = await asyncpg.connect(self.owner_url("postgres"), timeout=5)
-        except (OSError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
         await connection.close()
         return True

@@ -54,6 +54,10 @@ class Home:
         state_dir = state_dir.resolve()
         account = _server_account()
         root = homes / _key_of(state_dir) if account else state_dir / "postgres"
+        if account is not None and (root / "data").exists():
+            # Once made, the files stay with their account, also where a preferred one appeared since.
+            owner = (root / "data").stat()
+            account = Account(uid=owner.st_uid, gid=owner.st_gid)
         return cls(root=root, sockets=short_directory(root / "run"), account=account)
 
     @property

@@ -1,8 +1,11 @@
 """Bring a database to the schema of this version: tables by alembic, then roles, grants and the trigger."""
 
+import hmac
 import logging
+import secrets
+from base64 import b64encode
 from collections.abc import Mapping
-from hashlib import sha256
+from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -19,6 +22,7 @@ __all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]
 
 MINIMUM_SERVER = 150000
 PARTITIONS_AHEAD = 7
+SCRAM_ITERATIONS = 4096
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +98,22 @@ async def _ensure_roles(connection: AsyncConnection, database: str, passwords: M
         name = role_name(database, role)
         known = (await connection.execute(text("select 1 from pg_roles where rolname = :name"), {"name": name})).first()
         verb = "alter" if known else "create"
-        secret = password.replace("'", "''")
-        await connection.exec_driver_sql(f"{verb} role \"{name}\" login password '{secret}'")
+        await connection.exec_driver_sql(f"{verb} role \"{name}\" login password '{scram_verifier(password)}'")
         for statement in grants_for(database, role):
             await connection.exec_driver_sql(statement)
+
+
+def scram_verifier(password: str) -> str:
+    """What Postgres stores for a password (RFC 5802, RFC 7677), so that the password itself is in no statement or log.
+
+    The passwords are ours and plain ASCII, for which SASLprep changes nothing.
+    """
+    salt = secrets.token_bytes(16)
+    salted = pbkdf2_hmac("sha256", password.encode(), salt, SCRAM_ITERATIONS)
+    stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server = hmac.digest(salted, b"Server Key", "sha256")
+    encoded = (b64encode(part).decode() for part in (salt, stored, server))
+    return "SCRAM-SHA-256${}:{}${}:{}".format(SCRAM_ITERATIONS, *encoded)
 
 
 def _run_alembic(connection: Connection) -> None:

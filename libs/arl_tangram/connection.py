@@ -1,5 +1,6 @@
 """Where the system is and who we are: arguments, then environment variables, then the local state directory."""
 
+import fcntl
 import json
 import os
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from arl_wire.errors import Unauthenticated, Unavailable
 
-__all__ = ["Connection", "resolve", "state_directory"]
+__all__ = ["Connection", "is_up", "resolve", "state_directory"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,7 +45,22 @@ def resolve(url: str | None = None, api_key: str | None = None, *, directory: Pa
     return Connection(url.rstrip("/"), api_key)
 
 
+def is_up(directory: Path) -> bool:
+    """Whether a supervisor holds the state directory's lock. A file may be old; a lock ends with its process."""
+    try:
+        with (directory / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _endpoint(directory: Path) -> str | None:
+    """None while it is down: on its old port somebody else may listen, for whom its key is not meant."""
+    if not is_up(directory):
+        return None
     try:
         return str(json.loads((directory / "endpoints.json").read_text())["gateway"])
     except (OSError, ValueError, KeyError):

@@ -29,10 +29,13 @@ class LauncherClient:
         await self.close()
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
         self._connection = _Connection(reader, writer)
-        return state_from((await self._connection.ask({"op": "hello"}))["state"])
+        answer = await self._connection.ask({"op": "hello"})
+        return state_from(answer["state"], answer["reports"])
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
-        await self._open().tell({"op": "start", "specs": [spec_to(spec) for spec in specs]})
+        # One frame each: a specification may be tens of megabytes, and a frame is bounded.
+        for spec in specs:
+            await self._open().tell({"op": "start", "specs": [spec_to(spec)]})
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})
@@ -67,6 +70,8 @@ class _Connection:
         self._reader, self._writer = reader, writer
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._parts: dict[int, list[dict[str, Any]]] = {}
+        """Reports that precede the answer to `hello`, each a frame of its own."""
         self._reading = asyncio.create_task(self._read())
 
     async def tell(self, message: Mapping[str, Any]) -> None:
@@ -96,8 +101,8 @@ class _Connection:
             while data := await self._reader.read(_CHUNK):
                 for message in frames.feed(data):
                     self._receive(message)
-        except OSError:
-            pass  # a reset is an end like any other; it is told below
+        except (OSError, ValueError):
+            pass  # a reset, or what is no frame, is an end like any other; it is told below
         finally:
             self._writer.close()
             self.events.put_nowait(None)
@@ -107,6 +112,8 @@ class _Connection:
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         match message:
+            case {"id": number, "report": report}:
+                self._parts.setdefault(number, []).append(report)
             case {"report": report}:
                 self.events.put_nowait(report_from(report))
             case {"lost": identifier, "reason": reason}:
@@ -114,4 +121,4 @@ class _Connection:
             case {"id": number}:
                 answer = self._answers.get(number)
                 if answer is not None and not answer.done():
-                    answer.set_result(message)
+                    answer.set_result({**message, "reports": self._parts.pop(number, [])})

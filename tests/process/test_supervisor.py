@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -135,6 +136,18 @@ class TestStop:
 
 
 class TestSurroundings:
+    async def test_without_room_for_its_files_it_still_stops_what_it_started(self, tmp_path: Path) -> None:
+        directory = tmp_path / "state"
+        directory.mkdir()
+        async with Supervisor(directory) as supervisor:
+            supervisor.start(a_process("import time; time.sleep(60)"))
+            await supervisor.wait_ready("dummy", timeout_s=10)
+            pid = int(seen(directory)["pid"])
+            shutil.rmtree(directory)
+            async with asyncio.timeout(10):
+                await supervisor.stop()
+        assert not is_running(pid)
+
     async def test_a_child_gets_the_environment_of_its_spec_and_no_more(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             supervisor.start(a_process("env; exec sleep 60", env={**ENV, "TANGRAM_PORT": "1"}))

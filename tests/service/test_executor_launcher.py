@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -105,14 +106,16 @@ class TestLoad:
 
 
 class TestLoss:
-    async def test_without_its_zygote_a_launcher_refuses_new_environments_only(self, bench: Bench) -> None:
-        environment = an_environment()
-        await bench.run(a_command("true", environment=environment))
-        os.kill(zygote_of(launcher_of(bench)), signal.SIGKILL)
-        report = await bench.run(a_command("true"))
-        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
-        assert (await bench.run(a_command("true", environment=environment))).outcome == "ok"
-        await bench.destroy(environment.id)
+    async def test_without_its_zygote_a_launcher_ends_instead_of_failing_every_action(self, tmp_path: Path) -> None:
+        async with a_bench(tmp_path, "unsafe-local") as bench:
+            launcher = launcher_of(bench)
+            os.kill(zygote_of(launcher), signal.SIGKILL)
+            await eventually(lambda: not is_running(launcher.pid))
+
+    async def test_a_used_environment_that_is_not_there_is_lost_and_not_made_anew(self, bench: Bench) -> None:
+        environment = replace(an_environment(), may_make=False)
+        report = await bench.run(a_command("true", environment=environment))
+        assert (report.outcome, report.reason, report.environment_lost) == ("infra_error", "environment_lost", True)
 
     async def test_an_idle_environment_that_dies_is_told(self, bench: Bench) -> None:
         environment = an_environment()

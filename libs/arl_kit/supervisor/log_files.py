@@ -30,8 +30,11 @@ class LogFile:
                 return
         except FileNotFoundError:
             return
-        shutil.copy(self.path, self.path.with_name(f"{self.path.name}.1"))
-        os.truncate(self.path, 0)
+        try:
+            shutil.copy(self.path, self.path.with_name(f"{self.path.name}.1"))
+        finally:
+            # Without room for a copy the old lines go: a full disk is no reason to let the log grow.
+            os.truncate(self.path, 0)
 
     def tail(self, lines: int) -> str:
         """The last lines, for an error message."""

@@ -71,8 +71,8 @@ class SupervisedProcess:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
         finally:
-            self._become("stopped")
             self._ended.set()
+            self._become("stopped")
 
     async def stop(self) -> None:
         """Ask it to end; end it after its timeout. Returns when it has gone."""

@@ -107,7 +107,10 @@ class Supervisor:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             for process in self._processes.values():
-                process.log_file.rotate_if_full()
+                try:
+                    process.log_file.rotate_if_full()
+                except OSError as error:
+                    log.warning("the log of %s can not be rotated: %s", process.spec.name, error)
 
     def _publish(self) -> None:
         seen = {
@@ -116,4 +119,8 @@ class Supervisor:
             "message": self._message,
             "processes": {name: process.describe() for name, process in self._processes.items()},
         }
-        replace_file(self._directory / "processes.json", json.dumps(seen, indent=1) + "\n", durable=False)
+        try:
+            replace_file(self._directory / "processes.json", json.dumps(seen, indent=1) + "\n", durable=False)
+        except OSError as error:
+            # What `status` shows is old then; what runs must not depend on room for a file.
+            log.warning("processes.json can not be written: %s", error)

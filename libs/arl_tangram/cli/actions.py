@@ -57,7 +57,7 @@ def submit(
     if argv:
         options["argv"] = argv
     if source is not None:
-        options["source"] = sys.stdin.read() if str(source) == "-" else _read(source).decode()
+        options["source"] = sys.stdin.read() if str(source) == "-" else _read_text(source)
     if trajectory is not None:
         options["trajectory"] = trajectory
     options["files"] = {path.name: _read(path) for path in file or []}
@@ -136,6 +136,13 @@ def _show_text(action: Action) -> None:
         f"  overhead {times.overhead_s or 0:.3f} s",
         markup=False,
     )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError:
+        fail(f"{path} is not UTF-8 text", EXIT_USAGE)
 
 
 def _read(path: Path) -> bytes:

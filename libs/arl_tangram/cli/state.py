@@ -1,6 +1,5 @@
 """What the system of one machine leaves in its state directory for others to read."""
 
-import fcntl
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from arl_tangram.connection import state_directory
+from arl_tangram.connection import is_up, state_directory
 
 __all__ = ["DirOption", "LocalState"]
 
@@ -34,16 +33,7 @@ class LocalState:
 
     def supervisor(self) -> int | None:
         """The pid of whoever keeps the system up; None when it is down. The lock says so, not the pid."""
-        try:
-            file = (self.directory / "lock").open()
-        except OSError:
-            return None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return self._holder()
-        return None
+        return self._holder() if is_up(self.directory) else None
 
     def processes(self) -> dict[str, Any]:
         """`processes.json`: supervisor, phase, message, processes. Of an earlier run when the system is down."""

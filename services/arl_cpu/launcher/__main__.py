@@ -31,7 +31,7 @@ __all__ = ["main"]
 _DRIVERS = ("namespaces", "unsafe-local")
 _SETTINGS = ("TANGRAM_LAUNCHER_SOCKET", "TANGRAM_LAUNCHER_DIR", "TANGRAM_DRIVER", "TANGRAM_NODE_NAME")
 _KEPT = frozenset({*_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"})
-_WRONG_SETTINGS, _NO_DRIVER, _IN_USE = 2, 3, 4
+_LOST_ZYGOTE, _WRONG_SETTINGS, _NO_DRIVER, _IN_USE = 1, 2, 3, 4
 _END_LIMIT_S = 10.0
 
 # Above every range that distributions hand to users and containers, so that no file and no process has such a uid.
@@ -133,7 +133,7 @@ def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
     node = Node(host, _ignore)
     loop.install_signals(lambda pid, _status: _on_child(host, pid), lambda: _end(loop, node))
     zygote = host.zygote
-    loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host))
+    loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host, node))
     try:
         if host.in_namespaces and _would_run_as_root(host.first_host_id):
             raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
@@ -153,7 +153,7 @@ def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     loop.run()
-    return 0
+    return _LOST_ZYGOTE if zygote.is_gone else 0
 
 
 def _on_child(host: Host, pid: int) -> None:
@@ -162,9 +162,13 @@ def _on_child(host: Host, pid: int) -> None:
         environment.died()
 
 
-def _on_zygote(host: Host) -> None:
-    if not host.zygote.answer():
-        host.loop.unwatch(host.zygote.channel.socket.fileno())
+def _on_zygote(host: Host, node: Node) -> None:
+    """Without it no environment can be made: better to end, and be started anew, than to fail every action."""
+    if host.zygote.answer():
+        return
+    host.loop.unwatch(host.zygote.channel.socket.fileno())
+    sys.stderr.write("arl_cpu.launcher: the process that makes environments is gone; ending\n")
+    _end(host.loop, node)
 
 
 def _end(loop: Loop, node: Node) -> None:

@@ -4,6 +4,7 @@ It holds no secret: an action may be a fork of it. The end of its channel is its
 """
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -29,9 +30,11 @@ _CONVERGE_S = 0.2
 _DEATH_S = 0.6
 _LOOK_AGAIN_S = 0.0005
 _MIB = 1 << 20
+_PEAK_MARGIN_KIB = 1024
 _MAX_MESSAGE = 2000
 _OOM_FIRST, _OOM_LAST = b"1000", b"0"
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def run(agent_end: int, *, in_namespaces: bool) -> NoReturn:
@@ -110,8 +113,13 @@ class _Agent:
             self._files.check([*header["files"], *header["fetch"]])
             self._files.write(dict(zip(header["files"], contents, strict=True)))
             cwd = self._files.directory(header["cwd"])
+        except MemoryError:
+            self._channel.send({"op": "exited", "limit": "memory", "message": "its input files do not fit in memory"})
         except (OSError, ValueError) as error:
-            self._refuse(str(error))
+            if getattr(error, "errno", None) in _DISK_FULL:
+                self._channel.send({"op": "exited", "limit": "disk", "message": "its input files do not fit on disk"})
+            else:
+                self._refuse(str(error))
         else:
             self._launch(header, source, cwd, (stdin, stdout, stderr))
         for fd in (stdin, stdout, stderr):
@@ -171,7 +179,8 @@ class _Agent:
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGSTOP)
         message = self._files.send(action.header["fetch"], self._channel)
-        peak_kib = max(peak_kib, action.peak_kib)
+        # A child starts with the agent's own pages, which say nothing about the action.
+        peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
         limit = "memory" if action.over_memory or (near_limit and self._setup.watches_memory) else None
         if limit is None and self._walls.write_area_is_full():
@@ -248,6 +257,10 @@ def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, i
         finally:
             os._exit(1)
     return pid
+
+
+def _own_peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _children_cpu_us() -> int:

@@ -37,17 +37,15 @@ class Capture:
         self.total_bytes = 0
         self.is_open = True
 
-    def read(self) -> bool:
-        """Take what is there, at most one portion; False when there is nothing (more) now."""
+    def read(self) -> int | None:
+        """Take what is there, at most one portion: how many bytes, None when nothing is there now, 0 at the end."""
         try:
             data = os.read(self.read_end, _READ_BYTES) if self.is_open else b""
         except BlockingIOError:
-            return False
-        if not data:
-            return False
+            return None
         self._kept += data[: self._keep_bytes - len(self._kept)]
         self.total_bytes += len(data)
-        return True
+        return len(data)
 
     def stream(self) -> Stream:
         return Stream(bytes(self._kept), self.total_bytes)
@@ -111,6 +109,8 @@ class Attempt:
         self.stdout = Capture(spec.output_keep_bytes)
         self.stderr = Capture(spec.output_keep_bytes)
         self.started_at: float | None = None
+        self.others_bytes = 0
+        """Written meanwhile by what earlier actions left behind: reading it costs as much."""
         self.usage_before = Usage()
         self.files: dict[str, bytes] = {}
         self.ended: dict[str, Any] | None = None
@@ -131,7 +131,8 @@ class Attempt:
             self.timer = None
 
     def is_over_output(self) -> bool:
-        return self.stdout.total_bytes + self.stderr.total_bytes > self.spec.output_kill_bytes
+        written = self.stdout.total_bytes + self.stderr.total_bytes + self.others_bytes
+        return written > self.spec.output_kill_bytes
 
     def drain(self) -> None:
         """Everything written so far. The writers are dead or frozen, so this ends."""

@@ -268,7 +268,7 @@ class Environment:
             attempt.set_timer(self._host.loop, attempt.spec.timeout_s, lambda: self.stop("timeout"))
 
     def _read(self, attempt: Attempt, capture: Capture) -> None:
-        if not capture.read():
+        if capture.read() == 0:
             self._host.loop.unwatch(capture.read_end)
         elif attempt.is_over_output():
             self.stop("output")
@@ -308,10 +308,15 @@ class Environment:
         self._left_open.append(capture)
 
         def discard() -> None:
-            if not capture.read():
+            taken = capture.read()
+            if taken == 0:
                 self._host.loop.unwatch(capture.read_end)
                 capture.close()
                 self._left_open.remove(capture)
+            elif taken and self.attempt is not None:
+                self.attempt.others_bytes += taken
+                if self.attempt.is_over_output():
+                    self.stop("output")
 
         self._host.loop.watch(capture.read_end, discard)
 

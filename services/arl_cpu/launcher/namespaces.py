@@ -34,7 +34,7 @@ class Namespaces:
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         # After the last change of uid, which would clear it. The parent is the launcher by now.
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        seccomp.install(deny_affinity=not setup.has_cgroup)
+        seccomp.install(has_cgroup=setup.has_cgroup)
 
     def others(self) -> list[Process]:
         return [process for process in all_processes() if process.pid != 1]

@@ -3,7 +3,7 @@
 import base64
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -53,7 +53,7 @@ class FrameReader:
                 return
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
-            yield json.loads(body)
+            yield json.loads(body.decode(errors="surrogatepass"))
 
 
 def fence_to(fence: Fence) -> list[Any]:
@@ -75,6 +75,7 @@ def spec_to(spec: ExecSpec) -> Json:
             "memory_mib": environment.memory_mib,
             "disk_mib": environment.disk_mib,
             "pids": environment.pids,
+            "may_make": environment.may_make,
         },
         "argv": spec.argv,
         "source": spec.source,
@@ -158,13 +159,13 @@ def state_to(state: ExecutorState) -> Json:
         "node_epoch": str(state.node_epoch),
         "environments": [str(identifier) for identifier in state.environments],
         "running": [[fence_to(each.fence), str(each.environment), list(each.cores)] for each in state.running],
-        "reports": [report_to(report) for report in state.reports],
         "capabilities": [_capability_to(capability) for capability in state.capabilities],
         "driver": state.driver,
     }
 
 
-def state_from(data: Json) -> ExecutorState:
+def state_from(data: Json, reports: Iterable[Json]) -> ExecutorState:
+    """Reports come in frames of their own, ahead of the state: all of them may be too much for one."""
     return ExecutorState(
         node_epoch=UUID(data["node_epoch"]),
         environments=tuple(UUID(identifier) for identifier in data["environments"]),
@@ -172,7 +173,7 @@ def state_from(data: Json) -> ExecutorState:
             RunningAttempt(fence_from(fence), UUID(identifier), tuple(cores))
             for fence, identifier, cores in data["running"]
         ),
-        reports=tuple(report_from(report) for report in data["reports"]),
+        reports=tuple(report_from(report) for report in reports),
         capabilities=tuple(capability_from(capability) for capability in data["capabilities"]),
         driver=data["driver"],
     )

@@ -89,20 +89,25 @@ _CLONE3 = 435
 _SOCKET = {X86_64: 41, AARCH64: 198}
 _SOCKETPAIR = {X86_64: 53, AARCH64: 199}
 _IOCTL = {X86_64: 16, AARCH64: 29}
-_SCHED_SETAFFINITY = {X86_64: 203, AARCH64: 122}
+_BOUNDED_BY_CGROUPS = {
+    "memfd_create": (319, 279),  # memory that no process has mapped is nobody's to count
+    "sched_setaffinity": (203, 122),
+    "shmget": (29, 194),
+}
+"""Refused where no cgroup holds an environment to its cores and its memory."""
 
 
-def install(*, deny_affinity: bool) -> None:
+def install(*, has_cgroup: bool) -> None:
     """Filter this process and all its descendants, for good. Needs no_new_privs to be set."""
-    code = program(deny_affinity=deny_affinity)
+    code = program(has_cgroup=has_cgroup)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
 
 
 @cache
-def program(*, deny_affinity: bool, machine: str = MACHINE) -> bytes:
-    """The filter as BPF. `deny_affinity` where no cpuset bounds what a process may choose."""
+def program(*, has_cgroup: bool, machine: str = MACHINE) -> bytes:
+    """The filter as BPF."""
     refused = _ERRNO | errno.EPERM
     code = [
         _instruction(_LOAD, _AT_ARCH),
@@ -112,9 +117,10 @@ def program(*, deny_affinity: bool, machine: str = MACHINE) -> bytes:
     ]
     if machine == X86_64:
         code += [_instruction(_JGE, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    denied = [number for pair in _DENIED.values() if (number := pair[machine == AARCH64]) is not None]
-    denied += [_SCHED_SETAFFINITY[machine]] if deny_affinity else []
-    for number in denied:
+    denied = _DENIED if has_cgroup else {**_DENIED, **_BOUNDED_BY_CGROUPS}
+    for number in (pair[machine == AARCH64] for pair in denied.values()):
+        if number is None:
+            continue
         code += [_instruction(_JEQ, number, 0, 1), _instruction(_RETURN, refused)]
     # glibc falls back to clone, whose flags a filter can read.
     code += [_instruction(_JEQ, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]

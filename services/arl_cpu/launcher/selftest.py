@@ -185,7 +185,8 @@ class _Trial:
         memory = self._run(_HOG)
         left = self._run(_SPINNER)
         processes = self._node.processes(self._environment.id)
-        is_frozen = left.left_behind == 1 and self._stand_still([each.pid for each in processes])
+        # The last of them is the agent, which may still be busy with what follows its report.
+        is_frozen = left.left_behind == 1 and self._stand_still([each.pid for each in processes[:-1]])
         self.end()
         alive = [each.pid for each in processes if os.path.exists(f"/proc/{each.pid}")]
         return _Findings(

@@ -52,14 +52,14 @@ class Server:
         if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
             connected.close()
             return
-        if self._manager is not None:
-            self._manager.close()
-        self._manager = _Connection(self._loop, connected, self._serve)
+        _Connection(self._loop, connected, self._serve)
 
     def _serve(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+        if message["op"] != "hello" and connection is not self._manager:
+            raise ValueError("only the manager that said hello is served")
         match message["op"]:
             case "hello":
-                connection.send({"id": message["id"], "state": state_to(self._state())})
+                self._greet(connection, message["id"])
             case "start":
                 self._node.start([spec_from(spec) for spec in message["specs"]])
             case "kill":
@@ -69,6 +69,15 @@ class Server:
             case "destroy":
                 identifiers = [UUID(identifier) for identifier in message["environments"]]
                 self._node.destroy(identifiers, lambda: connection.send({"id": message["id"]}))
+
+    def _greet(self, connection: "_Connection", number: int) -> None:
+        """It is the manager from now on. A connection that never says so, a probe's, changes nothing."""
+        if self._manager is not None and self._manager is not connection:
+            self._manager.close()
+        self._manager = connection
+        for report in self._node.reports:
+            connection.send({"id": number, "report": report_to(report)})
+        connection.send({"id": number, "state": state_to(self._state())})
 
     def _state(self) -> ExecutorState:
         return ExecutorState(

@@ -5,6 +5,7 @@ A warm Python action can read all memory of the process it was forked from: of t
 
 import gc
 import os
+import signal
 import socket
 import struct
 from collections import deque
@@ -31,7 +32,7 @@ class Zygote:
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self.channel, self.pid = channel, pid
-        self._is_gone = False
+        self.is_gone = False
         self._asked: deque[_Made] = deque()
         self._waiting: deque[tuple[socket.socket, int | None, _Made]] = deque()
 
@@ -41,7 +42,7 @@ class Zygote:
         With a `host_id` it gets namespaces of its own, where that uid is the only one. Raises ConnectionError
         where the zygote is gone.
         """
-        if self._is_gone:
+        if self.is_gone:
             agent_end.close()
             raise ConnectionError(_GONE)
         self._waiting.append((agent_end, host_id, made))
@@ -56,7 +57,7 @@ class Zygote:
         """Serve one answer; False when the zygote is gone."""
         received = self.channel.receive()
         if received is None:
-            self._is_gone = True
+            self.is_gone = True
             self._refuse_all()
             return False
         message, _ = received
@@ -66,7 +67,7 @@ class Zygote:
 
     def _ask(self) -> None:
         """A few at a time: with full channels both sides would wait for each other."""
-        while self._waiting and len(self._asked) < _MAX_ASKED and not self._is_gone:
+        while self._waiting and len(self._asked) < _MAX_ASKED and not self.is_gone:
             agent_end, host_id, made = self._waiting.popleft()
             self._asked.append(made)
             with agent_end, suppress(ConnectionError):  # its end is told by `answer`
@@ -84,13 +85,16 @@ class Zygote:
 
 def start_zygote() -> Zygote:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for deny_affinity in (False, True):
-        seccomp.program(deny_affinity=deny_affinity)  # assembled once, for all agents
+    for has_cgroup in (False, True):
+        seccomp.program(has_cgroup=has_cgroup)  # assembled once, for all agents
     gc.collect()
     gc.freeze()
     pid = os.fork()
     if pid == 0:
         ours.close()
+        # Init of a pid namespace gets the signals it has a handler for, also from inside, and Python has one for
+        # SIGINT that would end it. This one does nothing; unlike SIG_IGN it is not passed on to what is executed.
+        signal.signal(signal.SIGINT, lambda _number, _frame: None)
         os.setsid()  # a terminal's Ctrl-C is for the launcher, which ends its environments in order
         _serve(Channel(theirs))
     theirs.close()

@@ -1,0 +1,41 @@
+"""Where a client looks, and what it never tells to whom."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from arl_tangram import Unauthenticated, Unavailable
+from arl_tangram.connection import resolve
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("TANGRAM_URL", "TANGRAM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "endpoints.json").write_text(json.dumps({"gateway": "http://127.0.0.1:8700"}))
+    (tmp_path / "api_key").write_text("tk_local\n")
+    return tmp_path
+
+
+def test_a_system_that_is_up_is_found_with_its_key(directory: Path) -> None:
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = resolve(directory=directory)
+    assert (connection.url, connection.api_key) == ("http://127.0.0.1:8700", "tk_local")
+
+
+def test_after_it_went_down_nobody_on_its_old_port_gets_its_key(directory: Path) -> None:
+    (directory / "lock").touch()
+    with pytest.raises(Unavailable, match="tangram up"):
+        resolve(directory=directory)
+
+
+def test_another_address_never_gets_the_local_key(directory: Path) -> None:
+    with pytest.raises(Unauthenticated):
+        resolve("https://elsewhere.example", directory=directory)
+
+
+def test_a_key_does_not_show_in_what_is_printed(directory: Path) -> None:
+    assert "tk_given" not in repr(resolve("https://elsewhere.example", "tk_given", directory=directory))
