@@ -11,10 +11,24 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_core.ledger import fits
-from arl_core.model import ActionClass, Amounts, Grant, Plan, Pool, Running, Shape, Waiting, action_part
+from arl_core.model import (
+    ActionClass,
+    Amounts,
+    Grant,
+    Plan,
+    Pool,
+    Running,
+    Shape,
+    Waiting,
+    action_part,
+    environment_part,
+)
 from arl_core.waiting import ClassQueue, arrival_order
 
-__all__ = ["FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot", "plan"]
+__all__ = ["ENVIRONMENT_HEADROOM", "FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot", "plan"]
+
+ENVIRONMENT_HEADROOM = 8
+"""New environments leave one part in so many of a node's memory and disk to actions outside of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +142,11 @@ class FreeAmounts:
 
     def _choose(self, action: Waiting, needed: Amounts, pinned: int | None) -> int | None:
         nodes = [node for node in self._candidates(pinned) if self._fits(node, action.cls, needed)]
+        if action.environment is not None and pinned is None:
+            roomy = [node for node in nodes if self._leaves_headroom(node, needed)]
+            return min(roomy, key=self._emptiest_for_environments, default=None)
         if not nodes:
             return None
-        if action.environment is not None and pinned is None:
-            return min(nodes, key=self._emptiest_for_environments)
         return min(nodes, key=lambda node: (self.free[node].get("cpu_milli", 0), node))
 
     def _candidates(self, pinned: int | None) -> Iterable[int]:
@@ -144,6 +159,18 @@ class FreeAmounts:
         if pool.shape is not cls.shape or not cls.requires <= pool.enforces or not fits(needed, self.free[node]):
             return False
         return pool.shape is not Shape.GROUP or _aligned_group(self.devices[node], needed.get("gpu", 0)) is not None
+
+    def _leaves_headroom(self, node: int, needed: Amounts) -> bool:
+        """Environments hold their memory while their trajectories wait for other actions, scoring for instance.
+
+        Were all memory theirs, those actions could never start and no environment would ever end.
+        """
+        if not self.environments[node]:
+            return True
+        return all(
+            self.free[node][resource] - amount >= self.pools[node].capacity[resource] // ENVIRONMENT_HEADROOM
+            for resource, amount in environment_part(needed).items()
+        )
 
     def _emptiest_for_environments(self, node: int) -> tuple[int, int, int]:
         return (self.environments[node], -self.free[node].get("memory_mib", 0), node)

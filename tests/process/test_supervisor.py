@@ -140,7 +140,7 @@ class TestSurroundings:
         directory = tmp_path / "state"
         directory.mkdir()
         async with Supervisor(directory) as supervisor:
-            supervisor.start(a_process("import time; time.sleep(60)"))
+            supervisor.start(a_process("exec sleep 60"))
             await supervisor.wait_ready("dummy", timeout_s=10)
             pid = int(seen(directory)["pid"])
             shutil.rmtree(directory)

@@ -77,6 +77,21 @@ class TestEnvironments:
         (grant,) = plan(a_snapshot(queued=[action], pools=[a_pool(1, environments=3), a_pool(2)]), FCFS).grants
         assert (grant.node, grant.environment) == (2, numbered(100))
 
+    def test_environments_leave_memory_to_what_their_trajectories_wait_for(self) -> None:
+        cls = a_class(cpu_milli=1000, memory_mib=100)
+        fresh = [an_action(n, cls=cls, environment=Environment(id=numbered(100 + n), node=None)) for n in range(1, 12)]
+        pool = a_pool(cpu_milli=64000, memory_mib=800)
+        granted = plan(a_snapshot(queued=fresh, pools=[pool]), FCFS).grants
+        assert len(granted) == 7
+        scoring = an_action(50, cpu_milli=1000, memory_mib=100)
+        left = a_pool(cpu_milli=1000, memory_mib=800, free={"cpu_milli": 1000, "memory_mib": 100}, environments=7)
+        assert len(plan(a_snapshot(queued=[*fresh[7:], scoring], pools=[left]), FCFS).grants) == 1
+
+    def test_a_single_environment_may_have_all_memory(self) -> None:
+        cls = a_class(cpu_milli=1000, memory_mib=800)
+        action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=None))
+        assert len(plan(a_snapshot(queued=[action], pools=[a_pool(cpu_milli=1000, memory_mib=800)]), FCFS).grants) == 1
+
 
 class TestShapes:
     def test_a_group_is_aligned_and_whole(self) -> None:

@@ -11,9 +11,10 @@ from arl_tangram.operations import expect_ok, fetched_files
 from arl_wire.actions import Action
 from arl_wire.errors import TangramError
 
-__all__ = ["Rollout", "roll_out"]
+__all__ = ["MEMORY_MIB", "Rollout", "roll_out"]
 
 TEST_TIMEOUT_S = 2.0
+MEMORY_MIB = 96
 
 
 @dataclass(slots=True)
@@ -44,18 +45,18 @@ async def roll_out(
         thinking = iter(plan.thinking_s)
         note(await client.run(
             task=task, trajectory=trajectory, argv=["ls", "-la"], files={"problem.py": plan.problem.prompt},
-            timeout_s=TEST_TIMEOUT_S, memory_mib=256,
+            timeout_s=TEST_TIMEOUT_S, memory_mib=MEMORY_MIB,
         ))  # fmt: skip
         for attempt in plan.attempts:
             await asyncio.sleep(next(thinking))
             note(await client.run(
                 task=task, trajectory=trajectory, argv=["python3", "-m", "doctest", "solution.py"],
-                files={"solution.py": attempt.code}, timeout_s=TEST_TIMEOUT_S, memory_mib=256,
+                files={"solution.py": attempt.code}, timeout_s=TEST_TIMEOUT_S, memory_mib=MEMORY_MIB,
             ))  # fmt: skip
         await asyncio.sleep(next(thinking))
         handed_in = note(await client.run(
             task=task, trajectory=trajectory, argv=["true"], files={"solution.py": plan.attempts[-1].code},
-            fetch=["solution.py"], memory_mib=256,
+            fetch=["solution.py"], memory_mib=MEMORY_MIB,
         ))  # fmt: skip
         solution = fetched_files(handed_in).get("solution.py")
         if solution is None and handed_in.outcome in OWN_OUTCOMES:

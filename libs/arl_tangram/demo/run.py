@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from arl_tangram.client import AsyncTangram
 from arl_tangram.demo.attempts import Plan
-from arl_tangram.demo.rollout import Rollout, roll_out
+from arl_tangram.demo.rollout import MEMORY_MIB, Rollout, roll_out
 from arl_tangram.demo.verdict import Judge
 from arl_wire.actions import Action
 
@@ -25,13 +25,21 @@ async def run_demo(
 ) -> tuple[list[Rollout], float]:
     """Rollouts in the order of `plans`, and the wall time in seconds."""
     judge = Judge(client, task=TASK)
+    room = asyncio.Semaphore(await _at_once(client))
     run = f"demo-{uuid4().hex[:8]}"
     begun = time.monotonic()
 
     async def one(plan: Plan) -> Rollout:
-        rollout = await roll_out(client, judge, plan, task=TASK, run=run, on_action=on_action)
+        async with room:
+            rollout = await roll_out(client, judge, plan, task=TASK, run=run, on_action=on_action)
         on_rollout(rollout)
         return rollout
 
     rollouts = await asyncio.gather(*(one(plan) for plan in plans))
     return list(rollouts), time.monotonic() - begun
+
+
+async def _at_once(client: AsyncTangram) -> int:
+    """Trajectories that may live at once: their environments hold half of the memory at most."""
+    memory_mib = sum(node.capacity.get("memory_mib", 0) for node in (await client.nodes()).items if node.alive)
+    return max(1, memory_mib // (2 * MEMORY_MIB))
