@@ -29,7 +29,7 @@ def workload() -> list[SubmitAction]:
             )
             actions.append(exec_action(task="chaos", trajectory=f"t{trajectory}", source=code, memory_mib=64))
         else:
-            seconds = 0.02 if number % 3 else 0.6
+            seconds = 0.02 if number % 3 else 1.5
             argv = ["sleep", str(seconds)]
             actions.append(exec_action(task="chaos", argv=argv, memory_mib=64, cpu=0.5 if number % 2 else 1, retries=2))
     return actions

@@ -206,8 +206,9 @@ class TestCrash:
             connection = await connect(server)
             backend = await connection.fetchval("select pg_backend_pid()")
             busy = asyncio.create_task(connection.execute("select count(*) from generate_series(1, 1000000000)"))
+            observer = await connect(server)
             async with asyncio.timeout(10):
-                while " R " not in Path(f"/proc/{backend}/stat").read_text():
+                while await observer.fetchval("select state from pg_stat_activity where pid = $1", backend) != "active":
                     await asyncio.sleep(0.01)
         assert process.returncode == -signal.SIGKILL
         assert backend in processes_in(server.home.data)

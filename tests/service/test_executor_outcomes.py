@@ -71,7 +71,7 @@ class TestProtocol:
 class TestFilter:
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
     def test_the_program_ends_in_allow_and_no_jump_leaves_it(self, machine: str) -> None:
-        code = program(deny_affinity=True, machine=machine)
+        code = program(has_cgroup=False, machine=machine)
         instructions = list(struct.iter_unpack("HBBI", code))
         assert instructions[-1] == (0x06, 0, 0, 0x7FFF0000)
         assert len(instructions) < 4096
