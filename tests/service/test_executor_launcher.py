@@ -105,13 +105,18 @@ class TestLoad:
         assert {report.outcome for report in await asyncio.gather(*reports)} == {"ok"}
 
 
+async def lose_the_zygote(directory: Path) -> None:
+    """Returns when the launcher has ended too; closing the bench then raises with the launcher's last words."""
+    async with a_bench(directory, "unsafe-local") as bench:
+        launcher = launcher_of(bench)
+        os.kill(zygote_of(launcher), signal.SIGKILL)
+        await eventually(lambda: not is_running(launcher.pid))
+
+
 class TestLoss:
     async def test_without_its_zygote_a_launcher_ends_instead_of_failing_every_action(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="makes environments is gone"):
-            async with a_bench(tmp_path, "unsafe-local") as bench:
-                launcher = launcher_of(bench)
-                os.kill(zygote_of(launcher), signal.SIGKILL)
-                await eventually(lambda: not is_running(launcher.pid))
+            await lose_the_zygote(tmp_path)
 
     async def test_a_used_environment_that_is_not_there_is_lost_and_not_made_anew(self, bench: Bench) -> None:
         environment = replace(an_environment(), may_make=False)
