@@ -1,6 +1,7 @@
 """The clients. `Tangram` blocks, `AsyncTangram` awaits; both do the same."""
 
 import asyncio
+import builtins
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -14,6 +15,7 @@ from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Call, Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action
 from arl_wire.actions import Action, SubmitAction
+from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import NodeList
 
 __all__ = ["AsyncTangram", "Tangram"]
@@ -115,6 +117,17 @@ class Tangram:
 
     def nodes(self) -> NodeList:
         return self._run(operations.nodes(patience_s=self._patience_s))
+
+    def create_key(self, wanted: CreateKey) -> CreatedKey:
+        """The only time that it is shown. Not tried again by itself."""
+        return self._run(operations.create_key(wanted))
+
+    def keys(self) -> builtins.list[Key]:
+        """Those of our project, newest first."""
+        return self._run(operations.list_keys(patience_s=self._patience_s))
+
+    def revoke_key(self, id: int) -> Key:
+        return self._run(operations.revoke_key(id, patience_s=self._patience_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None
@@ -219,6 +232,15 @@ class AsyncTangram:
 
     async def nodes(self) -> NodeList:
         return await self._run(operations.nodes(patience_s=self._patience_s))
+
+    async def create_key(self, wanted: CreateKey) -> CreatedKey:
+        return await self._run(operations.create_key(wanted))
+
+    async def keys(self) -> builtins.list[Key]:
+        return await self._run(operations.list_keys(patience_s=self._patience_s))
+
+    async def revoke_key(self, id: int) -> Key:
+        return await self._run(operations.revoke_key(id, patience_s=self._patience_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None

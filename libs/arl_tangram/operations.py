@@ -25,6 +25,7 @@ from arl_wire.actions import (
     WaitResponse,
 )
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
+from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import NodeList
 
 __all__ = [
@@ -36,12 +37,15 @@ __all__ = [
     "Reply",
     "WaitTimeout",
     "cancel",
+    "create_key",
     "end_trajectory",
     "expect_ok",
     "fetched_files",
     "get",
     "list_actions",
+    "list_keys",
     "nodes",
+    "revoke_key",
     "run",
     "submit",
     "submit_many",
@@ -230,6 +234,31 @@ def end_trajectory(task: str, trajectory: str, *, patience_s: float) -> Operatio
 def nodes(*, patience_s: float) -> Operation[NodeList]:
     call = Call(method="GET", path="/v1/admin/nodes")
     return NodeList.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def create_key(wanted: CreateKey) -> Operation[CreatedKey]:
+    """Sent once: a second try could not show the key that the first one made."""
+    call = Call(method="POST", path="/v1/admin/keys", body=wanted)
+    return CreatedKey.model_validate_json((yield from _answered(call, 0.0)))
+
+
+def list_keys(*, patience_s: float) -> Operation[list[Key]]:
+    """Newest first, all pages."""
+    found: list[Key] = []
+    cursor: int | None = None
+    while True:
+        query = {"limit": 1000} | ({"cursor": cursor} if cursor is not None else {})
+        call = Call(method="GET", path="/v1/admin/keys", query=query)
+        page = KeyList.model_validate_json((yield from _answered(call, patience_s)))
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
+    call = Call(method="DELETE", path=f"/v1/admin/keys/{id}")
+    return Key.model_validate_json((yield from _answered(call, patience_s)))
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:

@@ -1,7 +1,8 @@
 """The errors that cross HTTP: one class per thing a caller can act on, the same in server and SDK.
 
 TangramError
-├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, TooLarge 413
+├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, Conflict 409,
+│   TooLarge 413
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run it
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "BadRequest",
+    "Conflict",
     "DemandImpossible",
     "FieldError",
     "Forbidden",
@@ -114,6 +116,10 @@ class Forbidden(TangramError):
 
 class NotFound(TangramError):
     code, status, title = "not_found", 404, "Not found"
+
+
+class Conflict(TangramError):
+    code, status, title = "conflict", 409, "Conflicts with what is there"
 
 
 class TooLarge(TangramError):

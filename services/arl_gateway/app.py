@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from arl_gateway.auth import Keys
+from arl_gateway.keys import KeyAdmin
 from arl_gateway.routes import admin, router
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
@@ -30,6 +31,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.actions = actions
         app.state.keys = Keys(store, cache_s=settings.key_cache_s)
+        app.state.key_admin = KeyAdmin(store, app.state.keys)
         await peers.start()
         await listener.start()
         waiters.start()

@@ -17,19 +17,29 @@ CACHE_MAX = 10_000
 class Caller:
     key_id: int
     project_id: int
+    project: str
     scopes: frozenset[str]
 
+    def may(self, scope: str) -> bool:
+        """`write` includes `read` of its area, `*` is all of its area."""
+        area, _, verb = scope.partition(":")
+        enough = {scope, f"{area}:*"} | ({f"{area}:write"} if verb == "read" else set())
+        return not enough.isdisjoint(self.scopes)
+
     def must(self, scope: str) -> None:
-        area = scope.partition(":")[0]
-        if scope not in self.scopes and f"{area}:*" not in self.scopes:
+        if not self.may(scope):
             raise Forbidden(f"this API key lacks the scope `{scope}`")
 
 
 class Keys:
+    """A key revoked here is refused at once; one revoked at another gateway after at most `cache_s`."""
+
     def __init__(self, store: Store, *, cache_s: float) -> None:
         self._store = store
         self._cache_s = cache_s
         self._known: dict[bytes, tuple[float, Caller | None]] = {}
+        """Until when, by the hash of the key."""
+        self._revocations = 0
 
     async def caller(self, authorization: str | None) -> Caller:
         scheme, _, key = (authorization or "").partition(" ")
@@ -40,15 +50,26 @@ class Keys:
             raise Unauthenticated("this API key is unknown, expired or revoked")
         return caller
 
+    def forget(self, key_id: int) -> None:
+        """The key was revoked. A look-up under way may have read it before, so none of these is remembered."""
+        self._revocations += 1
+        for digest in [digest for digest, (_, caller) in self._known.items() if caller and caller.key_id == key_id]:
+            del self._known[digest]
+
     async def _lookup(self, digest: bytes) -> Caller | None:
         now = time.monotonic()
         known = self._known.get(digest)
-        if known is not None and now - known[0] < self._cache_s:
+        if known is not None and now < known[0]:
             return known[1]
+        revocations = self._revocations
         async with self._store.read() as tx:
             row = await repository.key_by_hash(tx, digest)
-        caller = Caller(row.id, row.project_id, frozenset(row.scopes)) if row is not None else None
+        caller, until = None, now + self._cache_s
+        if row is not None:
+            caller = Caller(row.id, row.project_id, row.project, frozenset(row.scopes))
+            until = min(until, now + row.expires_in_s) if row.expires_in_s is not None else until
         if len(self._known) >= CACHE_MAX:
             self._known.clear()
-        self._known[digest] = (now, caller)
+        if revocations == self._revocations:
+            self._known[digest] = (until, caller)
         return caller

@@ -1,4 +1,4 @@
-"""What the gateway reads."""
+"""What the gateway reads, and its own writes: keys, projects and the audit log."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,24 +7,75 @@ from uuid import UUID
 from sqlalchemy import Row, select, text
 
 from arl_store.tables import action_specs, actions, nodes, queues
-from arl_store.tx import ReadTx
+from arl_store.tx import ReadTx, WriteTx
 
 __all__ = [
     "actions_by_id",
+    "insert_audit",
+    "insert_key",
+    "insert_project",
     "key_by_hash",
+    "key_of_project",
     "list_actions",
+    "list_keys",
     "list_nodes",
     "results_by_id",
+    "revoke_key",
     "settled_among",
     "states_by_id",
 ]
 
 KEY_BY_HASH = text("""
-    select id, project_id, scopes
-      from api_keys
-     where hash = :hash
+    select k.id, k.project_id, p.name as project, k.scopes,
+           extract(epoch from k.expires_at - now())::float8 as expires_in_s
+      from api_keys as k
+      join projects as p on p.id = k.project_id
+     where k.hash = :hash
+       and k.revoked_at is null
+       and (k.expires_at is null or k.expires_at > now())
+""")
+
+_KEY = """
+    select k.id, k.project_id, p.name as project, k.prefix, k.scopes, k.created_at, k.expires_at, k.revoked_at
+      from {keys} as k
+      join projects as p on p.id = k.project_id
+"""
+
+INSERT_KEY = text(f"""
+    with made as (
+        insert into api_keys (project_id, prefix, hash, scopes, expires_at)
+        values (:project_id, :prefix, :hash, cast(:scopes as text[]),
+                now() + make_interval(secs => cast(:expires_in_s as float8)))
+     returning *
+    )
+    {_KEY.format(keys="made")}
+""")  # noqa: S608 - constants of this module
+
+KEY_OF_PROJECT = text(_KEY.format(keys="api_keys") + " where k.id = :id and k.project_id = :project_id")
+
+LIST_KEYS = text(
+    _KEY.format(keys="api_keys")
+    + """
+     where k.project_id = :project_id
+       and (cast(:before as int) is null or k.id < :before)
+     order by k.id desc
+     limit :limit
+    """
+)
+
+REVOKE_KEY = text("""
+    update api_keys
+       set revoked_at = now()
+     where id = :id
+       and project_id = :project_id
        and revoked_at is null
-       and (expires_at is null or expires_at > now())
+""")
+
+INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing returning id")
+
+INSERT_AUDIT = text("""
+    insert into audit_log (project_id, api_key_id, verb, target, detail)
+    values (:project_id, :api_key_id, :verb, :target, cast(:detail as jsonb))
 """)
 
 SETTLED_AMONG = text("select id from actions where id = any(cast(:ids as uuid[])) and state = 'settled'")
@@ -65,6 +116,51 @@ _ACTION = (
 
 async def key_by_hash(tx: ReadTx, digest: bytes) -> Row[Any] | None:
     return await tx.first(KEY_BY_HASH, {"hash": digest})
+
+
+async def insert_key(
+    tx: WriteTx, *, project_id: int, prefix: str, digest: bytes, scopes: Sequence[str], expires_in_s: int | None
+) -> Row[Any]:
+    row = await tx.first(
+        INSERT_KEY,
+        {
+            "project_id": project_id,
+            "prefix": prefix,
+            "hash": digest,
+            "scopes": list(scopes),
+            "expires_in_s": expires_in_s,
+        },
+    )
+    if row is None:
+        raise RuntimeError("an insert returned no row")
+    return row
+
+
+async def insert_project(tx: WriteTx, name: str) -> int | None:
+    """Its id; None if the name is taken."""
+    row = await tx.first(INSERT_PROJECT, {"name": name})
+    return int(row.id) if row is not None else None
+
+
+async def insert_audit(tx: WriteTx, *, project_id: int, api_key_id: int, verb: str, target: str, detail: str) -> None:
+    await tx.execute(
+        INSERT_AUDIT,
+        {"project_id": project_id, "api_key_id": api_key_id, "verb": verb, "target": target, "detail": detail},
+    )
+
+
+async def key_of_project(tx: ReadTx, *, id: int, project_id: int) -> Row[Any] | None:
+    return await tx.first(KEY_OF_PROJECT, {"id": id, "project_id": project_id})
+
+
+async def list_keys(tx: ReadTx, *, project_id: int, before: int | None, limit: int) -> Sequence[Row[Any]]:
+    """Newest first."""
+    return await tx.fetch(LIST_KEYS, {"project_id": project_id, "before": before, "limit": limit})
+
+
+async def revoke_key(tx: WriteTx, *, id: int, project_id: int) -> bool:
+    """Whether it was live until now."""
+    return await tx.execute(REVOKE_KEY, {"id": id, "project_id": project_id}) > 0
 
 
 async def actions_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row[Any]]:

@@ -3,10 +3,11 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from arl_core.states import State
 from arl_gateway.auth import Caller
+from arl_gateway.keys import KeyAdmin
 from arl_gateway.service import Actions
 from arl_kit.app import documented
 from arl_kit.telemetry import current_traceparent
@@ -22,6 +23,7 @@ from arl_wire.actions import (
 )
 from arl_wire.errors import (
     BadRequest,
+    Conflict,
     DemandImpossible,
     Forbidden,
     IdempotencyKeyReused,
@@ -33,6 +35,7 @@ from arl_wire.errors import (
     Unavailable,
     ValidationFailed,
 )
+from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import NodeList
 
 __all__ = ["admin", "router"]
@@ -48,6 +51,11 @@ async def _caller(
     return caller
 
 
+async def _reader(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    caller.must("actions:read")
+    return caller
+
+
 async def _writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     caller.must("actions:write")
     return caller
@@ -58,16 +66,32 @@ async def _admin(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     return caller
 
 
+async def _admin_writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    caller.must("admin:write")
+    return caller
+
+
 def _actions(request: Request) -> Actions:
     actions: Actions = request.app.state.actions
     return actions
 
 
+def _key_admin(request: Request) -> KeyAdmin:
+    keys: KeyAdmin = request.app.state.key_admin
+    return keys
+
+
+Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
 Admin = Annotated[Caller, Depends(_admin)]
+AdminWriter = Annotated[Caller, Depends(_admin_writer)]
 Service = Annotated[Actions, Depends(_actions)]
+KeyService = Annotated[KeyAdmin, Depends(_key_admin)]
+KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait for the outcome")]
-Key = Annotated[str | None, Header(alias="Idempotency-Key", description="Makes a repeated request harmless for 24 h")]
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", description="Makes a repeated request harmless for 24 h")
+]
 TraceState = Annotated[str | None, Header(include_in_schema=False)]
 
 router = APIRouter(prefix="/v1", tags=["actions"])
@@ -87,7 +111,7 @@ async def submit_action(
     actions: Service,
     response: Response,
     wait: Wait = 0,
-    idempotency_key: Key = None,
+    idempotency_key: IdempotencyKey = None,
     tracestate: TraceState = None,
 ) -> Action:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
@@ -108,7 +132,11 @@ async def submit_action(
     responses=documented(*ANY, BadRequest, TooLarge),
 )
 async def submit_actions(
-    body: SubmitBatch, caller: Writer, actions: Service, idempotency_key: Key = None, tracestate: TraceState = None
+    body: SubmitBatch,
+    caller: Writer,
+    actions: Service,
+    idempotency_key: IdempotencyKey = None,
+    tracestate: TraceState = None,
 ) -> BatchAccepted:
     """Accept up to 1000 actions; each has its own answer."""
     return await actions.submit_batch(
@@ -122,7 +150,7 @@ async def submit_actions(
     response_model_exclude_none=True,
     responses=documented(*ANY, TooLarge),
 )
-async def wait_for_actions(body: WaitRequest, caller: Writer, actions: Service) -> WaitResponse:
+async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service) -> WaitResponse:
     """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
     return await actions.wait(body, caller)
 
@@ -133,7 +161,7 @@ async def wait_for_actions(body: WaitRequest, caller: Writer, actions: Service) 
     response_model_exclude_none=True,
     responses=documented(*ANY, NotFound),
 )
-async def get_action(id: UUID, caller: Writer, actions: Service, wait: Wait = 0) -> Action:
+async def get_action(id: UUID, caller: Reader, actions: Service, wait: Wait = 0) -> Action:
     """One action, with its result once it is settled."""
     return await actions.get(id, caller, wait_s=wait)
 
@@ -145,7 +173,7 @@ async def get_action(id: UUID, caller: Writer, actions: Service, wait: Wait = 0)
     responses=documented(*ANY, BadRequest),
 )
 async def list_actions(
-    caller: Writer,
+    caller: Reader,
     actions: Service,
     task: Name | None = None,
     trajectory: Name | None = None,
@@ -189,3 +217,36 @@ async def end_trajectory(
 async def list_nodes(caller: Admin, actions: Service) -> NodeList:
     """Nodes with what they have, whether they live, and what they enforce."""
     return await actions.nodes()
+
+
+@admin.post(
+    "/keys",
+    operation_id="create_key",
+    status_code=201,
+    response_model_exclude_none=True,
+    responses=documented(*ANY, BadRequest, Conflict, TooLarge),
+)
+async def create_key(body: CreateKey, caller: AdminWriter, keys: KeyService, response: Response) -> CreatedKey:
+    """Make a key. This answer shows it; no later one does."""
+    created = await keys.create(body, caller)
+    response.headers["cache-control"] = "no-store"
+    return created
+
+
+@admin.get("/keys", operation_id="list_keys", response_model_exclude_none=True, responses=documented(*ANY))
+async def list_keys(
+    caller: Admin,
+    keys: KeyService,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> KeyList:
+    """The project's keys, newest first, revoked and expired ones too."""
+    return await keys.list(caller, cursor=cursor, limit=limit)
+
+
+@admin.delete(
+    "/keys/{id}", operation_id="revoke_key", response_model_exclude_none=True, responses=documented(*ANY, NotFound)
+)
+async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeyService) -> Key:
+    """End a key, for ever: at once on this gateway, within seconds on others."""
+    return await keys.revoke(id, caller)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from arl_tangram import NotFound, Outcome, WaitTimeout, exec_action
+from arl_tangram import NotFound, Outcome, Tangram, Unauthenticated, WaitTimeout, exec_action
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
+from arl_tangram.connection import resolve
 from support.builders import numbered
 from support.machine import Machine, a_machine
 
@@ -144,3 +145,29 @@ def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
     )
     assert figures["hacks_tried"] >= 12
     assert figures["sandbox_enforced"] == 1
+
+
+class TestKeys:
+    def test_a_key_works_until_it_is_revoked(self, machine: Machine) -> None:
+        key = machine.cli("keys", "create", "--expires-days", "1").stdout.strip()
+        with Tangram(resolve(directory=machine.directory).url, key, patience_s=0) as tangram:
+            assert tangram.run(task="keys", argv=["true"]).outcome is Outcome.OK
+            listed = json.loads(machine.cli("keys", "list", "-o", "json").stdout)["items"]
+            assert listed[0]["prefix"] == key[:8]
+            assert listed[0]["expires_at"]
+            machine.cli("keys", "revoke", key[:8])
+            with pytest.raises(Unauthenticated):
+                tangram.submit(task="keys", argv=["true"])
+
+    def test_no_command_shows_it_again(self, machine: Machine) -> None:
+        created = json.loads(machine.cli("keys", "create", "--scope", "actions:read", "-o", "json").stdout)
+        assert created["key"] not in machine.cli("keys", "list", "-o", "json").stdout
+        assert created["key"] not in machine.cli("keys", "revoke", str(created["id"])).stdout
+        logs = (path.read_text(errors="replace") for path in (machine.directory / "logs").glob("*.log"))
+        assert created["key"] not in "".join(logs)
+
+    @pytest.mark.parametrize("arguments", [("create", "--scope", "root"), ("revoke", "tk_nobody"), ("revoke", "77777")])
+    def test_what_does_not_go_is_a_sentence(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+        done = machine.cli("keys", *arguments, check=False)
+        assert done.returncode == EXIT_USAGE
+        assert "Traceback" not in done.stderr

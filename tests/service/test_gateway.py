@@ -244,7 +244,7 @@ class TestWait:
 
     async def test_two_hundred_waiters_cost_few_queries(self, rows: Rows, shared: str) -> None:
         ids = [await rows.action() for _ in range(200)]
-        caller = Caller(1, rows.project, frozenset())
+        caller = Caller(1, rows.project, "p", frozenset())
         async with store_of(shared, "gateway") as store:
             counting = CountingStore(store)
             waiters = Waiters(counting, poll_s=1.0)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from arl_tangram.client import Tangram
 from arl_tangram.connection import resolve
 from arl_tangram.options import ExecOptions
 from arl_wire.actions import Action
-from arl_wire.errors import NotFound, TangramError, Unauthenticated, Unavailable, Unprocessable
+from arl_wire.errors import Conflict, Forbidden, NotFound, TangramError, Unauthenticated, Unavailable, Unprocessable
 
 __all__ = ["connected", "register"]
 
@@ -101,7 +101,7 @@ def connected(directory: Path) -> Iterator[Tangram]:
             yield tangram
     except Unavailable as error:
         fail(str(error), EXIT_NOT_RUNNING)
-    except (Unprocessable, Unauthenticated, NotFound) as error:
+    except (Unprocessable, Unauthenticated, NotFound, Conflict, Forbidden) as error:
         fail(str(error), EXIT_USAGE)
     except TangramError as error:
         fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id else ""))

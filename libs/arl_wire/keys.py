@@ -1,0 +1,52 @@
+"""API keys as their administrators see them. A key itself is shown once, when it is made."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from arl_wire.actions import Name
+
+__all__ = ["CreateKey", "CreatedKey", "Key", "KeyList", "Scope"]
+
+Scope = Literal["actions:read", "actions:write", "actions:*", "admin:read", "admin:write", "admin:*"]
+"""`write` includes `read` of its area, `*` is all of its area."""
+
+
+class CreateKey(BaseModel):
+    """A new key. It belongs to one project and reaches nothing of another."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    project: Name | None = Field(
+        default=None,
+        description="Absent: the caller's own. The name of a new project makes it; that takes `admin:*` of the"
+        " project `default`",
+    )
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)] = ["actions:write"]
+    expires_in_s: int | None = Field(default=None, ge=1, le=3650 * 86400, description="Absent: it does not expire")
+
+
+class Key(BaseModel):
+    """What is known of a key; what it is nobody can say any more."""
+
+    id: int
+    project: str
+    prefix: str = Field(description="Its first characters")
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class CreatedKey(Key):
+    """The only answer that has the key in it."""
+
+    key: str = Field(repr=False)
+
+
+class KeyList(BaseModel):
+    """Newest first. `next_cursor` is absent on the last page."""
+
+    items: list[Key]
+    next_cursor: int | None = None

@@ -1,0 +1,108 @@
+"""API keys made, listed and revoked. Only a key's hash is kept; the key is in one answer and nowhere else."""
+
+import json
+import secrets
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Row
+
+from arl_gateway import repository
+from arl_gateway.auth import Caller, Keys
+from arl_store.tx import Store, WriteTx
+from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
+from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
+
+__all__ = ["ROOT_PROJECT", "KeyAdmin"]
+
+ROOT_PROJECT = "default"
+"""The project that `tangram up` makes; its `admin:*` keys make the others."""
+
+PREFIX = 8
+SECRET_BYTES = 32
+
+
+class KeyAdmin:
+    """Every change and its line in the audit log are one transaction."""
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self._store = store
+        self._keys = keys
+
+    async def create(self, wanted: CreateKey, caller: Caller) -> CreatedKey:
+        """A key never gives an admin scope that it lacks, so `admin:write` cannot make itself `admin:*`."""
+        project = wanted.project or caller.project
+        _check_may_create(wanted, project, caller)
+        key = f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
+        async with self._store.write() as tx:
+            project_id = caller.project_id if project == caller.project else await _new_project(tx, project)
+            row = await repository.insert_key(
+                tx,
+                project_id=project_id,
+                prefix=key[:PREFIX],
+                digest=sha256(key.encode()).digest(),
+                scopes=sorted(set(wanted.scopes)),
+                expires_in_s=wanted.expires_in_s,
+            )
+            await self._audit(tx, "key.create", row, caller)
+        return CreatedKey(key=key, **_shown(row).model_dump())
+
+    async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> KeyList:
+        """Those of the caller's project, with the revoked and expired ones."""
+        async with self._store.read() as tx:
+            rows = await repository.list_keys(tx, project_id=caller.project_id, before=cursor, limit=limit + 1)
+        items = [_shown(row) for row in rows[:limit]]
+        return KeyList(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
+
+    async def revoke(self, id: int, caller: Caller) -> Key:
+        """From this answer on the key is refused here. One that was revoked before is answered as it is."""
+        async with self._store.write() as tx:
+            changed = await repository.revoke_key(tx, id=id, project_id=caller.project_id)
+            row = await repository.key_of_project(tx, id=id, project_id=caller.project_id)
+            if row is None:
+                raise NotFound(f"there is no API key {id}")
+            if changed:
+                await self._audit(tx, "key.revoke", row, caller)
+        self._keys.forget(id)
+        return _shown(row)
+
+    async def _audit(self, tx: WriteTx, verb: str, row: Row[Any], caller: Caller) -> None:
+        detail = {"project": row.project, "prefix": row.prefix, "scopes": row.scopes}
+        await repository.insert_audit(
+            tx,
+            project_id=row.project_id,
+            api_key_id=caller.key_id,
+            verb=verb,
+            target=f"key:{row.id}",
+            detail=json.dumps(detail),
+        )
+
+
+def _check_may_create(wanted: CreateKey, project: str, caller: Caller) -> None:
+    if project != caller.project and not (caller.project == ROOT_PROJECT and "admin:*" in caller.scopes):
+        message = f"a key of another project is made only with `admin:*` of the project `{ROOT_PROJECT}`, as its first"
+        raise Forbidden(message, errors=[FieldError(field="project", message=message)])
+    lacking = sorted(scope for scope in wanted.scopes if scope.startswith("admin:") and not caller.may(scope))
+    if lacking:
+        message = f"this API key lacks {', '.join(lacking)} and so cannot give it"
+        raise Forbidden(message, errors=[FieldError(field="scopes", message=message)])
+
+
+async def _new_project(tx: WriteTx, name: str) -> int:
+    id = await repository.insert_project(tx, name)
+    if id is None:
+        message = f"project {name!r} exists; its own keys with `admin:write` make further ones"
+        raise Conflict(message, errors=[FieldError(field="project", message=message)])
+    return id
+
+
+def _shown(row: Row[Any]) -> Key:
+    return Key(
+        id=row.id,
+        project=row.project,
+        prefix=row.prefix,
+        scopes=list(row.scopes),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )

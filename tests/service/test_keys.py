@@ -1,0 +1,246 @@
+"""API keys through the public API: made, limited by their scopes, expired, revoked, and written down nowhere."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+from fastapi import FastAPI
+
+from arl_gateway.app import build
+from arl_gateway.auth import Keys
+from arl_gateway.settings import GatewaySettings
+from arl_store.migrate import ensure_api_key, role_url
+from support.postgres import PASSWORDS, Databases
+from support.rows import Rows, rows_in, store_of
+
+ROOT, OTHER = "tk_" + "r" * 32, "tk_" + "o" * 32
+KEYS = "/v1/admin/keys"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared(databases: Databases) -> AsyncIterator[str]:
+    owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "default", ROOT)
+    await ensure_api_key(owner_url, "other", OTHER)
+    yield owner_url
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def rows(shared: str) -> AsyncIterator[Rows]:
+    async with rows_in(shared) as rows:
+        yield rows
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def app(shared: str) -> AsyncIterator[FastAPI]:
+    async with a_gateway(shared) as app:
+        yield app
+
+
+@pytest_asyncio.fixture
+async def root(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(app, ROOT) as api:
+        yield api
+
+
+@asynccontextmanager
+async def a_gateway(owner_url: str, **changed: Any) -> AsyncIterator[FastAPI]:
+    settings = GatewaySettings(
+        port=1,
+        database_url=role_url(owner_url, "gateway", PASSWORDS["gateway"]),
+        service_token="t" * 16,
+        admission_url="http://127.0.0.1:9",
+        **changed,
+    )
+    app = build(settings)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+def client_of(app: FastAPI, key: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://g", headers={"authorization": f"Bearer {key}"})
+
+
+async def made(api: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    response = await api.post(KEYS, json=body)
+    assert response.status_code == 201, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def refused(response: httpx.Response, status: int, code: str, field: str | None = None) -> None:
+    body = response.json()
+    assert (response.status_code, body["code"]) == (status, code), body
+    if field is not None:
+        assert field in [error["field"] for error in body["errors"]]
+
+
+class TestCreate:
+    async def test_the_key_is_shown_once_and_only_its_hash_is_kept(self, root: httpx.AsyncClient, rows: Rows) -> None:
+        response = await root.post(KEYS, json={"scopes": ["actions:read"]})
+        key = response.json()["key"]
+        assert key.startswith("tk_")
+        assert len(key) >= 35
+        assert response.headers["cache-control"] == "no-store"
+        row = await rows.pool.fetchrow("select * from api_keys where id = $1", response.json()["id"])
+        assert row["hash"] == sha256(key.encode()).digest()
+        assert key not in repr(dict(row))
+        assert key not in (await root.get(KEYS)).text
+        assert key not in repr(await rows.pool.fetch("select * from audit_log"))
+
+    async def test_what_is_changed_is_in_the_audit_log(self, root: httpx.AsyncClient, rows: Rows) -> None:
+        created = await made(root)
+        for _ in range(2):
+            await root.delete(f"{KEYS}/{created['id']}")
+        log = await rows.pool.fetch("select * from audit_log where target = $1 order by id", f"key:{created['id']}")
+        by = await rows.value("select id from api_keys where hash = $1", sha256(ROOT.encode()).digest())
+        assert [(line["verb"], line["api_key_id"]) for line in log] == [("key.create", by), ("key.revoke", by)]
+
+    @pytest.mark.parametrize("scope", ["admin:delete", "*", "actions", "ACTIONS:READ", ""])
+    async def test_an_unknown_scope_is_refused_by_name(self, root: httpx.AsyncClient, scope: str) -> None:
+        refused(await root.post(KEYS, json={"scopes": [scope]}), 422, "validation_failed", "scopes.0")
+
+    @pytest.mark.parametrize("body", [{"scopes": []}, {"expires_in_s": 0}, {"expires_in_s": 1 << 62}, {"project": ""}])
+    async def test_other_nonsense_is_refused_by_name(self, root: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        refused(await root.post(KEYS, json=body), 422, "validation_failed", next(iter(body)))
+
+    async def test_a_new_project_is_made_by_an_admin_of_the_default_one(
+        self, app: FastAPI, root: httpx.AsyncClient
+    ) -> None:
+        first = await made(root, project="fresh", scopes=["admin:*", "actions:*"])
+        assert first["project"] == "fresh"
+        async with client_of(app, first["key"]) as fresh:
+            second = await made(fresh)
+            listed = (await fresh.get(KEYS)).json()["items"]
+        assert [key["id"] for key in listed] == [second["id"], first["id"]]
+        refused(await root.post(KEYS, json={"project": "fresh"}), 409, "conflict", "project")
+
+    async def test_nobody_else_makes_projects_or_keys_of_others(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+        lesser = (await made(root, scopes=["admin:write"]))["key"]
+        for key in (OTHER, lesser):
+            async with client_of(app, key) as api:
+                for project in ("another", "fresh", "p"):
+                    refused(await api.post(KEYS, json={"project": project}), 403, "forbidden", "project")
+
+    async def test_a_key_gives_no_admin_scope_that_it_lacks(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+        async with client_of(app, (await made(root, scopes=["admin:write"]))["key"]) as api:
+            await made(api, scopes=["admin:read", "actions:*"])
+            refused(await api.post(KEYS, json={"scopes": ["admin:*"]}), 403, "forbidden", "scopes")
+
+
+class TestScopes:
+    @pytest.mark.parametrize(
+        ("scope", "reads", "writes", "reads_admin", "writes_admin"),
+        [
+            ("actions:read", True, False, False, False),
+            ("actions:write", True, True, False, False),
+            ("actions:*", True, True, False, False),
+            ("admin:read", False, False, True, False),
+            ("admin:write", False, False, True, True),
+            ("admin:*", False, False, True, True),
+        ],
+    )
+    async def test_a_key_may_what_its_scope_says(
+        self,
+        app: FastAPI,
+        root: httpx.AsyncClient,
+        scope: str,
+        reads: bool,
+        writes: bool,
+        reads_admin: bool,
+        writes_admin: bool,
+    ) -> None:
+        async with client_of(app, (await made(root, scopes=[scope]))["key"]) as api:
+            action = {"task": "t", "argv": ["true"]}
+            answers = {
+                "get": (await api.get("/v1/actions"), reads),
+                "wait": (await api.post("/v1/actions:wait", json={"ids": [str(uuid4())], "timeout_s": 0}), reads),
+                "submit": (await api.post("/v1/actions", json=action), writes),
+                "batch": (await api.post("/v1/actions:batch", json={"actions": [action]}), writes),
+                "cancel": (await api.delete(f"/v1/actions/{uuid4()}"), writes),
+                "end": (await api.delete("/v1/trajectories/x", params={"task": "t"}), writes),
+                "nodes": (await api.get("/v1/admin/nodes"), reads_admin),
+                "keys": (await api.get(KEYS), reads_admin),
+                "create": (await api.post(KEYS, json={}), writes_admin),
+                "revoke": (await api.delete(f"{KEYS}/2000000000"), writes_admin),
+            }
+        allowed = {name: answer.status_code != 403 for name, (answer, _) in answers.items()}
+        assert allowed == {name: expected for name, (_, expected) in answers.items()}
+
+
+class TestRevoke:
+    async def test_a_revoked_key_is_refused_at_once(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+        created = await made(root)
+        async with client_of(app, created["key"]) as api:
+            assert (await api.get("/v1/actions")).status_code == 200
+            revoked = await root.delete(f"{KEYS}/{created['id']}")
+            refused(await api.get("/v1/actions"), 401, "unauthenticated")
+        assert revoked.json()["revoked_at"] == (await root.delete(f"{KEYS}/{created['id']}")).json()["revoked_at"]
+
+    async def test_another_gateway_refuses_it_when_it_looks_again(self, root: httpx.AsyncClient, shared: str) -> None:
+        created = await made(root)
+        async with a_gateway(shared, key_cache_s=0) as elsewhere, client_of(elsewhere, created["key"]) as api:
+            assert (await api.get("/v1/actions")).status_code == 200
+            await root.delete(f"{KEYS}/{created['id']}")
+            assert (await api.get("/v1/actions")).status_code == 401
+
+    async def test_another_projects_key_is_as_good_as_unknown(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+        created = await made(root)
+        async with client_of(app, OTHER) as other:
+            refused(await other.delete(f"{KEYS}/{created['id']}"), 404, "not_found")
+            assert created["id"] not in [key["id"] for key in (await other.get(KEYS)).json()["items"]]
+        async with client_of(app, created["key"]) as api:
+            assert (await api.get("/v1/actions")).status_code == 200
+
+    @pytest.mark.parametrize("id", ["0", "-1", "99999999999999999999", "seven"])
+    async def test_an_id_that_is_none(self, root: httpx.AsyncClient, id: str) -> None:
+        refused(await root.delete(f"{KEYS}/{id}"), 422, "validation_failed", "path.id")
+
+
+class TestExpiry:
+    async def test_an_expired_key_is_refused(self, app: FastAPI, root: httpx.AsyncClient, rows: Rows) -> None:
+        created = await made(root, expires_in_s=60)
+        await rows.execute("update api_keys set expires_at = now() where id = $1", created["id"])
+        async with client_of(app, created["key"]) as api:
+            refused(await api.get("/v1/actions"), 401, "unauthenticated")
+
+    async def test_it_is_remembered_no_longer_than_it_lives(self, shared: str, rows: Rows) -> None:
+        key = "tk_" + "e" * 32
+        await ensure_api_key(shared, "other", key)
+        digest = sha256(key.encode()).digest()
+        await rows.execute("update api_keys set expires_at = now() + interval '0.5 s' where hash = $1", digest)
+        async with store_of(shared, "gateway") as store:
+            keys = Keys(store, cache_s=3600)
+
+            async def is_refused() -> bool:
+                try:
+                    await keys.caller(f"Bearer {key}")
+                except Exception as error:  # noqa: BLE001
+                    return type(error).__name__ == "Unauthenticated"
+                return False
+
+            assert not await is_refused()
+            await rows.until(is_refused)
+
+
+async def test_pages_have_every_key_once_newest_first(app: FastAPI, root: httpx.AsyncClient) -> None:
+    first = await made(root, project="paged", scopes=["admin:*"])
+    async with client_of(app, first["key"]) as api:
+        ids = [first["id"], *[(await made(api))["id"] for _ in range(4)]]
+        seen: list[int] = []
+        cursor = None
+        while True:
+            query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+            page = (await api.get(KEYS, params=query)).json()
+            seen += [key["id"] for key in page["items"]]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                break
+    assert seen == ids[::-1]
