@@ -1,0 +1,174 @@
+"""Projects are strangers: every route of the OpenAPI document, asked with another project's key.
+
+A new route with a path parameter fails here until `RESOURCES` says whose resource it names.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from arl_gateway.app import build
+from arl_gateway.settings import GatewaySettings
+from arl_store.migrate import ensure_api_key
+from support.postgres import Databases
+from support.system import System, running_system
+
+STRANGER = "tk_" + "s" * 32
+LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
+METHODS = ("get", "post", "put", "patch", "delete")
+OF_THE_INSTALLATION = {"/v1/admin/nodes"}
+"""Lists of what belongs to no project."""
+
+
+def the_document() -> dict[str, Any]:
+    settings = GatewaySettings(
+        port=1, database_url="postgresql://nobody", service_token="t" * 16, admission_url="http://nobody"
+    )
+    return build(settings).openapi()
+
+
+DOCUMENT = the_document()
+OPERATIONS = [
+    (method, path, item[method]) for path, item in DOCUMENT["paths"].items() for method in METHODS if method in item
+]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Something of the owner's, in the terms of a route."""
+
+    path: dict[str, str]
+    query: dict[str, str]
+    body: dict[str, Any] | None = None
+
+
+Make = Callable[[httpx.AsyncClient], Awaitable[Resource]]
+
+
+async def an_action(owner: httpx.AsyncClient) -> Resource:
+    return Resource({"id": (await owner.post("/v1/actions", json=LONG)).json()["id"]}, {})
+
+
+async def a_trajectory(owner: httpx.AsyncClient) -> Resource:
+    name = "theirs"
+    body = LONG | {"trajectory": name, "environment": {"scope": "trajectory"}}
+    assert (await owner.post("/v1/actions", json=body)).status_code == 202
+    return Resource({"trajectory": name}, {"task": "t"})
+
+
+async def a_key(owner: httpx.AsyncClient) -> Resource:
+    return Resource({"id": str((await owner.post("/v1/admin/keys", json={})).json()["id"])}, {})
+
+
+RESOURCES: dict[str, Make] = {
+    "/v1/actions/{id}": an_action,
+    "/v1/trajectories/{trajectory}": a_trajectory,
+    "/v1/admin/keys/{id}": a_key,
+}
+"""What makes a resource, by the path that names it or that begins with its name."""
+
+
+def maker_of(path: str) -> Make:
+    """The longest name that the path begins with."""
+    names = [name for name in RESOURCES if path == name or path.startswith((f"{name}/", f"{name}:"))]
+    assert names, f"add to RESOURCES what {path} names"
+    return RESOURCES[max(names, key=len)]
+
+
+def named(operations: list[tuple[str, str, dict[str, Any]]]) -> list[Any]:
+    return [pytest.param(method, path, id=operation["operationId"]) for method, path, operation in operations]
+
+
+def lists(operation: dict[str, Any]) -> bool:
+    """Whether its answer is a page of items."""
+    reference = operation["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    schema = DOCUMENT["components"]["schemas"].get(reference.get("$ref", "").rpartition("/")[2], {})
+    return "items" in schema.get("properties", {})
+
+
+WITH_PARAMETERS = named([each for each in OPERATIONS if "{" in each[1]])
+LISTS = named(
+    [each for each in OPERATIONS if each[0] == "get" and lists(each[2]) and each[1] not in OF_THE_INSTALLATION]
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "strangers", STRANGER)
+    async with running_system(owner_url, cores=64) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def owner(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    async with system.client() as api:
+        yield api
+
+
+@pytest_asyncio.fixture
+async def stranger(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer {STRANGER}"}
+    async with httpx.AsyncClient(base_url=system.url, headers=headers, timeout=30) as api:
+        yield api
+
+
+def test_the_document_has_what_this_test_asks_for() -> None:
+    assert len(WITH_PARAMETERS) >= 4
+    assert len(LISTS) >= 2
+
+
+@pytest.mark.parametrize(("method", "path"), WITH_PARAMETERS)
+async def test_anothers_resource_is_as_good_as_unknown(
+    owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
+) -> None:
+    """The owner asks last, so that it is there to be found."""
+    resource = await maker_of(path)(owner)
+    url = path.format(**resource.path)
+    refused = await stranger.request(method, url, params=resource.query, json=resource.body)
+    assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
+    found = await owner.request(method, url, params=resource.query, json=resource.body)
+    assert found.status_code < 300, found.text
+
+
+@pytest.mark.parametrize(("method", "path"), LISTS)
+async def test_a_list_has_only_ones_own(
+    owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
+) -> None:
+    for make in RESOURCES.values():
+        await make(owner)
+        if make is not a_trajectory:
+            await make(stranger)
+    theirs, ours = [{item["id"] for item in (await api.get(path)).json()["items"]} for api in (owner, stranger)]
+    assert theirs
+    assert ours
+    assert not theirs & ours
+
+
+async def test_waiting_finds_nothing_of_anothers(owner: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
+    id = (await an_action(owner)).path["id"]
+    answer = (await stranger.post("/v1/actions:wait", json={"ids": [id], "timeout_s": 0})).json()
+    assert answer == {"settled": [], "pending": [], "unknown": [id]}
+
+
+async def test_an_idempotency_key_finds_nothing_of_anothers(
+    owner: httpx.AsyncClient, stranger: httpx.AsyncClient
+) -> None:
+    first, second = [
+        (await api.post("/v1/actions", json=LONG, headers={"idempotency-key": "shared"})).json()["id"]
+        for api in (owner, stranger)
+    ]
+    assert first != second
+
+
+@pytest.mark.parametrize(("method", "path"), named(OPERATIONS))
+async def test_without_a_key_every_route_is_closed(system: System, method: str, path: str) -> None:
+    url = path.format(id="00000000-0000-0000-0000-000000000001", trajectory="x") if "{" in path else path
+    async with httpx.AsyncClient(base_url=system.url) as nobody:
+        response = await nobody.request(method, url)
+    assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
