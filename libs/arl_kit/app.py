@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,6 +37,7 @@ __all__ = ["VERSION", "called_by", "create_app", "documented", "serve", "validat
 VERSION = "0.1.0"
 DRAIN_S = 20
 _TRACEPARENT = "tangram.traceparent"
+_UNREACHABLE = "the database is not reachable"
 
 log = logging.getLogger(__name__)
 
@@ -186,12 +188,13 @@ def _with_header(send: Send, traceparent: str) -> Send:
 
 
 def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    problem = error.problem(trace_id=trace_id_of(traceparent))
+    headers = dict(error.headers)
+    if problem.retry_after_s is not None:
+        headers["retry-after"] = str(problem.retry_after_s)
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return _problem_response(error.problem(trace_id=trace_id_of(traceparent)), headers)
+    return _problem_response(problem, headers)
 
 
 def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -234,8 +237,9 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     """Not reaching Postgres is temporary; anything else it says is our mistake and is logged with its cause."""
     if not is_temporary(error):
         return await _on_unexpected_error(request, error)
-    log.warning("the database is not reachable: %s", type(error).__name__)
-    return _respond(Unavailable("the database is not reachable; try again", retry_after_s=1), current_traceparent.get())
+    what = "all connections to the database are in use" if isinstance(error, PoolTimeout) else _UNREACHABLE
+    log.warning("%s: %s", what, type(error).__name__)
+    return _respond(Unavailable(f"{what}; try again", retry_after_s=1), current_traceparent.get())
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:

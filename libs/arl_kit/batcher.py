@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from arl_wire.errors import Unavailable
+
 __all__ = ["Batcher"]
 
 Item = TypeVar("Item")
@@ -16,13 +18,25 @@ Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]]
 class Batcher(Generic[Item, Answer]):
     """`flush` answers each item in order; an answer that is an exception is raised to whoever asked.
 
-    If `flush` itself raises, everyone in that batch gets the exception.
+    If `flush` itself raises, everyone in that batch gets the exception. Beyond `max_waiting` items or
+    `max_waiting_weight` bytes that wait for their turn, further ones are `Unavailable` at once.
     """
 
-    def __init__(self, flush: Flush[Item, Answer], *, max_batch: int = 500, max_weight: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        flush: Flush[Item, Answer],
+        *,
+        max_batch: int = 500,
+        max_weight: int = 8 << 20,
+        max_waiting: int | None = None,
+        max_waiting_weight: int | None = None,
+    ) -> None:
         self._flush = flush
         self._max_batch = max_batch
         self._max_weight = max_weight
+        self._max_waiting = max_waiting
+        self._max_waiting_weight = max_waiting_weight
+        self._waiting_weight = 0
         self._waiting: deque[tuple[Item, int, asyncio.Future[Answer]]] = deque()
         self._flight: asyncio.Task[None] | None = None
 
@@ -32,10 +46,20 @@ class Batcher(Generic[Item, Answer]):
 
     def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Answer]":
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self._is_full():
+            future.set_exception(Unavailable("too much waits for its turn already; try again", retry_after_s=1))
+            return future
         self._waiting.append((item, weight, future))
+        self._waiting_weight += weight
         if self._flight is None:
             self._flight = asyncio.create_task(self._fly())
         return future
+
+    def _is_full(self) -> bool:
+        number, weight = self._max_waiting, self._max_waiting_weight
+        return (number is not None and len(self._waiting) >= number) or (
+            weight is not None and self._waiting_weight > weight
+        )
 
     async def drain(self) -> None:
         """Wait until everything submitted so far is answered."""
@@ -56,6 +80,7 @@ class Batcher(Generic[Item, Answer]):
         while self._waiting and len(batch) < self._max_batch and weight + self._waiting[0][1] <= self._max_weight:
             batch.append(self._waiting.popleft())
             weight += batch[-1][1]
+        self._waiting_weight -= weight
         return batch
 
     async def _answer(self, items: list[Item], futures: "list[asyncio.Future[Answer]]") -> None:

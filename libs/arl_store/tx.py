@@ -75,9 +75,18 @@ def is_temporary(error: Exception) -> bool:
 
 
 def open_store(
-    url: str, *, name: str, pool_size: int, acquire_timeout_s: float = 5.0, statement_timeout_s: float = 10.0
+    url: str,
+    *,
+    name: str,
+    pool_size: int,
+    acquire_timeout_s: float = 5.0,
+    pool_wait_s: float | None = None,
+    statement_timeout_s: float = 10.0,
 ) -> Store:
-    """`url` is `postgresql://…`; `name` shows in pg_stat_activity."""
+    """`url` is `postgresql://…`; `name` shows in pg_stat_activity.
+
+    `acquire_timeout_s` bounds making a connection, `pool_wait_s` waiting for one of the pool.
+    """
     timeout_ms = str(int(statement_timeout_s * 1000))
     server_settings = {
         "application_name": name,
@@ -95,7 +104,7 @@ def open_store(
         },
         pool_size=pool_size,
         max_overflow=0,
-        pool_timeout=acquire_timeout_s,
+        pool_timeout=acquire_timeout_s if pool_wait_s is None else pool_wait_s,
         pool_use_lifo=True,
     )
     return Store(engine)

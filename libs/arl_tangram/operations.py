@@ -166,8 +166,10 @@ def _submit_batch(
         later = any(item.problem is not None and item.problem.status in RETRY_STATUS for item in items)
         if not later or waited >= patience_s:
             return items
-        yield Pause(pause)
-        waited += pause
+        asked = [item.problem.retry_after_s or 0 for item in items if item.problem is not None]
+        seconds = max(pause, *asked)
+        yield Pause(seconds)
+        waited += seconds
         pause = min(pause * 2, LONGEST_PAUSE_S)
 
 

@@ -9,6 +9,8 @@ TangramError
 │   ├── RequirementNotEnforced  no node enforces what it requires
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
+│   ├── QueueFull               the task has too many actions waiting
+│   └── RateLimited             the key makes too many requests
 ├── Unavailable 503             try again; retry_after_s says when
 └── Internal 500
 
@@ -29,6 +31,8 @@ __all__ = [
     "Internal",
     "NotFound",
     "Problem",
+    "QueueFull",
+    "RateLimited",
     "RequirementNotEnforced",
     "TangramError",
     "TooLarge",
@@ -73,6 +77,7 @@ class Problem(BaseModel):
     code: str
     errors: list[FieldError] = Field(default_factory=list)
     trace_id: str | None = None
+    retry_after_s: int | None = Field(default=None, description="As in Retry-After, also for one item of a batch")
 
 
 class TangramError(Exception):
@@ -90,6 +95,8 @@ class TangramError(Exception):
         self.errors = errors or []
         self.retry_after_s = retry_after_s
         self.trace_id: str | None = None
+        self.headers: dict[str, str] = {}
+        """Further fields of the answer."""
 
     def problem(self, *, trace_id: str | None = None) -> Problem:
         return Problem(
@@ -99,6 +106,7 @@ class TangramError(Exception):
             code=self.code,
             errors=self.errors,
             trace_id=trace_id,
+            retry_after_s=max(1, round(self.retry_after_s)) if self.retry_after_s is not None else None,
         )
 
 
@@ -150,6 +158,14 @@ class TooManyRequests(TangramError):
     code, status, title = "too_many_requests", 429, "Too many requests"
 
 
+class QueueFull(TooManyRequests):
+    code, title = "queue_full", "The task's queue is full"
+
+
+class RateLimited(TooManyRequests):
+    code, title = "rate_limited", "Too many requests with this API key"
+
+
 class Unavailable(TangramError):
     code, status, title = "unavailable", 503, "Temporarily unavailable"
 
@@ -164,7 +180,7 @@ def error_from(problem: Problem, *, retry_after_s: float | None = None) -> Tangr
     known = {cls.code: cls for cls in ours}
     by_status = {cls.status: cls for cls in reversed(ours) if TangramError in cls.__bases__}
     cls = known.get(problem.code) or by_status.get(problem.status) or TangramError
-    error = cls(problem.detail, errors=problem.errors, retry_after_s=retry_after_s)
+    error = cls(problem.detail, errors=problem.errors, retry_after_s=retry_after_s or problem.retry_after_s)
     error.trace_id = problem.trace_id
     return error
 

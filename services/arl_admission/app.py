@@ -16,6 +16,8 @@ from arl_store.tx import Store, open_store
 __all__ = ["Deps", "build"]
 
 MAX_BODY = 64 << 20
+POOL_WAIT_S = 1.0
+"""Who would wait longer for a connection is told to come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,12 @@ class Deps:
 
 
 def build(settings: AdmissionSettings) -> FastAPI:
-    store = open_store(settings.database_url.get_secret_value(), name="admission", pool_size=settings.pool_size)
+    store = open_store(
+        settings.database_url.get_secret_value(),
+        name="admission",
+        pool_size=settings.pool_size,
+        pool_wait_s=POOL_WAIT_S,
+    )
     peers = Peers(settings.service_token.get_secret_value())
     admission = Admission(store, peers, settings)
 

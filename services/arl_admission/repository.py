@@ -12,6 +12,7 @@ from arl_store.tx import ReadTx, WriteTx
 
 __all__ = [
     "claim_keys",
+    "count_queued",
     "end_trajectory",
     "ensure_queue",
     "environment_sizes",
@@ -52,6 +53,16 @@ KNOWN_KEYS = text("""
       from submissions as s
       join unnest(cast(:project_ids as int[]), cast(:keys as text[])) as asked (project_id, key)
      using (project_id, key)
+     where s.expires_at >= now()
+""")
+
+COUNT_QUEUED = text("""
+    select q.id, q.max_queued, coalesce(waiting.queued, 0) as queued
+      from queues as q
+      left join (select queue_id, count(*) as queued
+                   from actions
+                  where state = 'queued'
+                  group by queue_id) as waiting on waiting.queue_id = q.id
 """)
 
 _COLUMNS = {
@@ -171,6 +182,11 @@ async def known_keys(tx: WriteTx, keys: Sequence[tuple[int, str]]) -> dict[tuple
     """What each key is bound to: hash of the body and id."""
     rows = await tx.fetch(KNOWN_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
     return {(row.project_id, row.key): (row.body_hash, row.id) for row in rows}
+
+
+async def count_queued(tx: ReadTx) -> Sequence[Row[Any]]:
+    """Of each queue: its own limit, if it has one, and how many wait in it."""
+    return await tx.fetch(COUNT_QUEUED)
 
 
 async def insert_actions(tx: WriteTx, actions: Sequence[NewAction]) -> dict[UUID, Row[Any]]:

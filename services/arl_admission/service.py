@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from arl_admission import repository
+from arl_admission.backlog import Backlog
 from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normalise
 from arl_admission.settings import AdmissionSettings
 from arl_core.ledger import fits
@@ -18,7 +20,14 @@ from arl_kit.ids import uuid7
 from arl_kit.peers import Peers
 from arl_store.tx import Store, WriteTx
 from arl_wire.actions import SubmitAction
-from arl_wire.errors import DemandImpossible, FieldError, IdempotencyKeyReused, RequirementNotEnforced, TangramError
+from arl_wire.errors import (
+    DemandImpossible,
+    FieldError,
+    IdempotencyKeyReused,
+    QueueFull,
+    RequirementNotEnforced,
+    TangramError,
+)
 from arl_wire.internal import (
     AdmitAnswer,
     AdmitItem,
@@ -33,6 +42,9 @@ from arl_wire.internal import (
 __all__ = ["Admission"]
 
 CAPACITY_REFRESH_S = 5.0
+QUEUE_FULL_RETRY_S = 1
+WAITING = 20_000
+"""Actions that may wait for their insert; beyond that the answer is 503 at once."""
 
 
 @dataclass(slots=True)
@@ -51,7 +63,8 @@ class Admission:
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = _Fleet()
-        self._inserts: Batcher[AdmitItem, UUID] = Batcher(self._insert, max_batch=1000)
+        self._backlog = Backlog(store, default_limit=settings.queue_limit)
+        self._inserts: Batcher[AdmitItem, UUID] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
@@ -125,18 +138,21 @@ class Admission:
         """One transaction for the whole batch."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
         ids = [uuid7() for _ in items]
+        await self._backlog.look(Counter(self._queue_of(item) for item in items))
         async with self._store.write() as tx:
-            too_large = await self._too_large(tx, items)
-            fitting = [at for at in range(len(items)) if at not in too_large]
+            # What is refused here binds no key, so that the same request may succeed later.
+            refused = await self._too_large(tx, items) | await self._over_limit(tx, items)
+            fitting = [at for at in range(len(items)) if at not in refused]
             bound = await self._resolve_keys(tx, [items[at] for at in fitting], [ids[at] for at in fitting])
-            answers: dict[int, UUID | Exception] = {**too_large, **dict(zip(fitting, bound, strict=True))}
+            answers: dict[int, UUID | Exception] = {**refused, **dict(zip(fitting, bound, strict=True))}
             new = [
-                normalise(item, id=ids[at], queue_id=self._queues[item.project_id, item.action.task])
+                normalise(item, id=ids[at], queue_id=self._queue_of(item))
                 for at, item in enumerate(items)
                 if answers[at] == ids[at]
             ]
             inserted = await repository.insert_actions(tx, new) if new else {}
         if new:
+            self._backlog.inserted(Counter(action.queue_id for action in new))
             self._hint([_queued(action, inserted[action.id]) for action in new])
         return [answers[at] for at in range(len(items))]
 
@@ -149,10 +165,33 @@ class Admission:
             made = {key: await repository.ensure_queue(tx, project_id=key[0], task=key[1]) for key in missing}
         self._queues.update(made)
 
+    def _queue_of(self, item: AdmitItem) -> int:
+        return self._queues[item.project_id, item.action.task]
+
+    async def _over_limit(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
+        """The first ones find room. An action that is there already needs none, however full its queue is."""
+        wanted = Counter(self._queue_of(item) for item in items)
+        full = {queue for queue, new in wanted.items() if new > self._backlog.room(queue)}
+        if not full:
+            return {}
+        asked = [at for at, item in enumerate(items) if self._queue_of(item) in full]
+        keys = [(items[at].project_id, key) for at in asked if (key := items[at].key) is not None]
+        known = await repository.known_keys(tx, keys) if keys else {}
+        room = {queue: self._backlog.room(queue) for queue in full}
+        over: dict[int, Exception] = {}
+        for at in asked:
+            item, queue = items[at], self._queue_of(items[at])
+            if (item.project_id, item.key) in known:
+                continue
+            room[queue] -= 1
+            if room[queue] < 0:
+                over[at] = _queue_full(item.action.task, self._backlog.limit(queue))
+        return over
+
     async def _too_large(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
         """An environment keeps the size of its first use; who asks for more learns that now and not by a limit."""
         names = {
-            at: (self._queues[item.project_id, item.action.task], item.action.trajectory)
+            at: (self._queue_of(item), item.action.trajectory)
             for at, item in enumerate(items)
             if item.action.environment.scope == "trajectory" and item.action.trajectory is not None
         }
@@ -202,6 +241,11 @@ def _larger_than(action: SubmitAction, size: dict[str, int] | None) -> DemandImp
         return None
     detail = "; ".join(f"{error.field} {error.message}" for error in errors)
     return DemandImpossible(f"{detail}; its first action set its size, end the trajectory for another", errors=errors)
+
+
+def _queue_full(task: str, limit: int) -> QueueFull:
+    message = f"{limit} actions of task {task!r} wait already; try again when some have started"
+    return QueueFull(message, errors=[FieldError(field="task", message=message)], retry_after_s=QUEUE_FULL_RETRY_S)
 
 
 def _queued(action: NewAction, row: Row[Any]) -> QueuedAction:

@@ -7,4 +7,7 @@ __all__ = ["AdmissionSettings"]
 
 class AdmissionSettings(ServiceSettings):
     scheduler_url: str = Field(description="Where to hint new rows; the scheduler's poll is the truth")
+    queue_limit: int = Field(
+        default=100_000, ge=1, description="Actions that may wait in a task's queue, where `queues.max_queued` is null"
+    )
     key_retention_s: int = Field(default=24 * 3600, ge=60, description="How long an Idempotency-Key is remembered")

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from arl_gateway.auth import Keys
 from arl_gateway.keys import KeyAdmin
+from arl_gateway.rate import RateLimiter
 from arl_gateway.routes import admin, router
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
@@ -18,10 +19,13 @@ from arl_store.wake import Listener
 
 __all__ = ["build"]
 
+POOL_WAIT_S = 1.0
+"""Who would wait longer for a connection is told to come back."""
+
 
 def build(settings: GatewaySettings) -> FastAPI:
     url = settings.database_url.get_secret_value()
-    store = open_store(url, name="gateway", pool_size=settings.pool_size)
+    store = open_store(url, name="gateway", pool_size=settings.pool_size, pool_wait_s=POOL_WAIT_S)
     peers = Peers(settings.service_token.get_secret_value())
     waiters = Waiters(store, poll_s=settings.wait_poll_s)
     listener = Listener(url, name="gateway", on_wake=waiters.wake)
@@ -32,6 +36,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.actions = actions
         app.state.keys = Keys(store, cache_s=settings.key_cache_s)
         app.state.key_admin = KeyAdmin(store, app.state.keys)
+        app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
         await listener.start()
         waiters.start()

@@ -29,6 +29,8 @@ from arl_wire.errors import (
     IdempotencyKeyReused,
     Internal,
     NotFound,
+    QueueFull,
+    RateLimited,
     RequirementNotEnforced,
     TooLarge,
     Unauthenticated,
@@ -40,14 +42,17 @@ from arl_wire.nodes import NodeList
 
 __all__ = ["admin", "router"]
 
-ANY = (Unauthenticated, Forbidden, ValidationFailed, Internal, Unavailable)
-SUBMIT = (BadRequest, TooLarge, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
+ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
+SUBMIT = (BadRequest, QueueFull, TooLarge, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
 
 
 async def _caller(
-    request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
+    request: Request,
+    response: Response,
+    authorization: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Caller:
     caller: Caller = await request.app.state.keys.caller(authorization)
+    response.headers.update(request.app.state.limiter.take(caller.key_id))
     return caller
 
 

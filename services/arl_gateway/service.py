@@ -33,6 +33,9 @@ MAX_TRACESTATE = 512
 READ_CHUNK = 50
 ANSWER_BYTES = 16 << 20
 NODE_TTL_S = 10.0
+WAITING = 20_000
+WAITING_BYTES = 256 << 20
+"""What may wait for its turn here; beyond that the answer is 503 at once."""
 
 
 class Actions:
@@ -41,8 +44,12 @@ class Actions:
         self._peers = peers
         self._waiters = waiters
         self._admission_url = admission_url
-        self._submits: Batcher[AdmitItem, UUID] = Batcher(self._admit, max_batch=500)
-        self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(self._read_many, max_batch=READ_CHUNK)
+        self._submits: Batcher[AdmitItem, UUID] = Batcher(
+            self._admit, max_batch=500, max_waiting=WAITING, max_waiting_weight=WAITING_BYTES
+        )
+        self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(
+            self._read_many, max_batch=READ_CHUNK, max_waiting=WAITING
+        )
 
     async def submit(
         self, action: SubmitAction, caller: Caller, *, key: str | None, traceparent: str | None, tracestate: str | None

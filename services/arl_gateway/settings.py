@@ -9,4 +9,6 @@ class GatewaySettings(ServiceSettings):
     admission_url: str
     key_cache_s: float = Field(default=10.0, ge=0, description="How long a revoked key may still be taken")
     max_body_mib: int = Field(default=64, ge=1, le=1024)
+    rate_limit: int = Field(default=20_000, ge=1, description="Requests of one key in a window, at once if it likes")
+    rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
     wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from arl_kit.batcher import Batcher
+from arl_wire.errors import Unavailable
 
 
 class Flushes:
@@ -74,3 +75,16 @@ async def test_a_caller_that_went_away_does_not_disturb_the_batch() -> None:
     flushes.gate.release()
     assert await stays == 20
     await batcher.drain()
+
+
+async def test_more_than_may_wait_is_told_to_come_back_at_once() -> None:
+    flushes = Flushes()
+    batcher = Batcher(flushes.flush, max_waiting=2)
+    accepted = [batcher.enqueue(1)]
+    await asyncio.sleep(0)
+    accepted += [batcher.enqueue(number) for number in (2, 3)]
+    with pytest.raises(Unavailable):
+        await batcher.enqueue(4)
+    for _ in range(2):
+        flushes.gate.release()
+    assert await asyncio.gather(*accepted) == [10, 20, 30]

@@ -23,6 +23,12 @@ LAUNCHER_NO_SANDBOX = 3
 _CALLERS = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu": ("scheduler",), "gateway": ()}
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-launcher": 4}
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
+_LIMITS = {
+    "admission": ("TANGRAM_QUEUE_LIMIT",),
+    "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S"),
+}
+"""What the user's environment may set for each service."""
+
 _LOOPBACK = "127.0.0.1"
 
 
@@ -97,6 +103,7 @@ class Plan:
             "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", name),
             "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
             **self._only_for(name),
+            **{limit: self.environment[limit] for limit in _LIMITS.get(name, ()) if limit in self.environment},
         }
         return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz")
 
