@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -22,9 +23,11 @@ from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import current_traceparent, new_traceparent, set_up_logging, trace_id_of, valid_traceparent
 from arl_store.tx import is_temporary
 from arl_wire.errors import (
+    BadRequest,
     FieldError,
     Internal,
     Problem,
+    RequestTimeout,
     TangramError,
     TooLarge,
     Unauthenticated,
@@ -36,6 +39,9 @@ __all__ = ["VERSION", "called_by", "create_app", "documented", "serve", "validat
 
 VERSION = "0.1.0"
 DRAIN_S = 20
+SHOWN = 300
+SLOWEST_BODY = 64 << 10
+"""Bytes a second."""
 _TRACEPARENT = "tangram.traceparent"
 _UNREACHABLE = "the database is not reachable"
 
@@ -45,8 +51,19 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 Ready = Callable[[], Awaitable[str | None]]
 
 
-def create_app(*, title: str, lifespan: Lifespan, ready: Ready, max_body_bytes: int, public: bool = False) -> FastAPI:
-    """`ready` answers None, or what is missing. Only a public app publishes its OpenAPI document."""
+def create_app(
+    *,
+    title: str,
+    lifespan: Lifespan,
+    ready: Ready,
+    max_body_bytes: int,
+    body_timeout_s: float = 30.0,
+    public: bool = False,
+) -> FastAPI:
+    """`ready` answers None, or what is missing. Only a public app publishes its OpenAPI document.
+
+    A body may take `body_timeout_s` and a second for each 64 KiB of it.
+    """
     app = FastAPI(
         title=title,
         version=VERSION,
@@ -56,7 +73,7 @@ def create_app(*, title: str, lifespan: Lifespan, ready: Ready, max_body_bytes: 
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.add_middleware(_Envelope, max_body_bytes=max_body_bytes)
+    app.add_middleware(_Envelope, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s)
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -130,17 +147,18 @@ def documented(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
 
 def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
     """The one error for a body that does not fit, from pydantic's list; values are never echoed."""
-    fields = [FieldError(field=_path(error["loc"]), message=_message(error)) for error in errors[:50]]
+    fields = [FieldError(field=_path(error), message=_message(error)) for error in errors[:50]]
     first = fields[0] if fields else FieldError(field="body", message="is not valid")
     return ValidationFailed(f"{first.field}: {first.message}", errors=fields)
 
 
 class _Envelope:
-    """Trace context in and out, and a bound on the body whether or not it announces its length."""
+    """Trace context in and out, and bounds on the body: its length, announced or not, and the time it takes."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
         self._app = app
         self._max = max_body_bytes
+        self._timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,11 +179,19 @@ class _Envelope:
             current_traceparent.reset(token)
 
     def _bounded(self, receive: Receive) -> Receive:
-        seen = 0
+        seen, complete, began = 0, False, time.monotonic()
 
         async def bounded() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, complete
+            if complete:
+                # What comes after a body is that the client went away, whenever it does.
+                return await receive()
+            left_s = began + self._timeout_s + seen / SLOWEST_BODY - time.monotonic()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, left_s))
+            except TimeoutError:
+                raise HTTPException(RequestTimeout.status, "the body came too slowly; send it again") from None
+            complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > self._max:
                 # The one kind of exception that FastAPI passes on from reading a body.
@@ -174,8 +200,16 @@ class _Envelope:
 
         return bounded
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body is larger than {self._max} bytes; send fewer or smaller files")
+    def _too_large(self) -> TangramError:
+        return _of_body(TooLarge, f"the body is larger than {self._max} bytes; send fewer or smaller files")
+
+
+def _of_body(cls: type[TangramError], detail: str) -> TangramError:
+    error = cls(detail, errors=[FieldError(field="body", message=detail)])
+    if cls is RequestTimeout:
+        # Only here: while a client still sends, a close would reset the connection before it has read the answer.
+        error.headers["connection"] = "close"
+    return error
 
 
 def _with_header(send: Send, traceparent: str) -> Send:
@@ -218,8 +252,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths, wrong methods."""
     if not isinstance(error, HTTPException):
         raise error
-    if error.status_code == TooLarge.status:
-        return _respond(TooLarge(str(error.detail)), current_traceparent.get())
+    for cls in (BadRequest, RequestTimeout, TooLarge):
+        # The framework answers so only while it reads a body.
+        if error.status_code == cls.status:
+            return _respond(_of_body(cls, str(error.detail)), current_traceparent.get())
     title = HTTPStatus(error.status_code).phrase
     return _problem_response(
         Problem(
@@ -265,14 +301,21 @@ def _add_probes(app: FastAPI, ready: Ready) -> None:
         return {"version": VERSION}
 
 
-def _path(location: Sequence[Any]) -> str:
-    parts = [str(part) for part in location]
+def _path(error: Any) -> str:
+    if error["type"] == "json_invalid":
+        return "body"
+    parts = [str(part) for part in error["loc"]]
     if parts and parts[0] == "body":
         parts = parts[1:]
-    return ".".join(parts) or "body"
+    return _printable(".".join(parts) or "body")
 
 
 def _message(error: Any) -> str:
     if error.get("type") == "json_invalid":
         return f"is not valid JSON: {error.get('ctx', {}).get('error', 'cannot be parsed')}"
-    return str(error["msg"]).removeprefix("Value error, ")
+    return _printable(str(error["msg"]).removeprefix("Value error, "))
+
+
+def _printable(text: str) -> str:
+    """Names of fields are the client's: of any length, and with characters that no answer can carry."""
+    return text[:SHOWN].encode(errors="backslashreplace").decode()

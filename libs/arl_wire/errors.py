@@ -1,8 +1,8 @@
 """The errors that cross HTTP: one class per thing a caller can act on, the same in server and SDK.
 
 TangramError
-├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, Conflict 409,
-│   TooLarge 413
+├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, RequestTimeout 408,
+│   Conflict 409, TooLarge 413
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run it
@@ -33,6 +33,7 @@ __all__ = [
     "Problem",
     "QueueFull",
     "RateLimited",
+    "RequestTimeout",
     "RequirementNotEnforced",
     "TangramError",
     "TooLarge",
@@ -132,6 +133,10 @@ class Conflict(TangramError):
 
 class TooLarge(TangramError):
     code, status, title = "too_large", 413, "Request too large"
+
+
+class RequestTimeout(TangramError):
+    code, status, title = "request_timeout", 408, "The request came too slowly"
 
 
 class Unprocessable(TangramError):

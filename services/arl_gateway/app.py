@@ -56,6 +56,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         lifespan=lifespan,
         ready=ready,
         max_body_bytes=settings.max_body_mib << 20,
+        body_timeout_s=settings.body_timeout_s,
         public=True,
     )
     app.state.drain = waiters.drain

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from arl_core.states import State
 from arl_gateway.auth import Caller
+from arl_gateway.batch import SubmitBatch
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.service import Actions
 from arl_kit.app import documented
@@ -17,7 +18,6 @@ from arl_wire.actions import (
     BatchAccepted,
     Name,
     SubmitAction,
-    SubmitBatch,
     WaitRequest,
     WaitResponse,
 )
@@ -31,6 +31,7 @@ from arl_wire.errors import (
     NotFound,
     QueueFull,
     RateLimited,
+    RequestTimeout,
     RequirementNotEnforced,
     TooLarge,
     Unauthenticated,
@@ -43,7 +44,8 @@ from arl_wire.nodes import NodeList
 __all__ = ["admin", "router"]
 
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
-SUBMIT = (BadRequest, QueueFull, TooLarge, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
+BODY = (BadRequest, TooLarge, RequestTimeout)
+SUBMIT = (*BODY, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
 
 
 async def _caller(
@@ -134,7 +136,7 @@ async def submit_action(
     operation_id="submit_actions",
     status_code=202,
     response_model_exclude_none=True,
-    responses=documented(*ANY, BadRequest, TooLarge),
+    responses=documented(*ANY, *BODY),
 )
 async def submit_actions(
     body: SubmitBatch,
@@ -145,7 +147,7 @@ async def submit_actions(
 ) -> BatchAccepted:
     """Accept up to 1000 actions; each has its own answer."""
     return await actions.submit_batch(
-        body.actions, caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate
+        body.submissions(), caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate
     )
 
 
@@ -153,7 +155,7 @@ async def submit_actions(
     "/actions:wait",
     operation_id="wait_for_actions",
     response_model_exclude_none=True,
-    responses=documented(*ANY, TooLarge),
+    responses=documented(*ANY, *BODY),
 )
 async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service) -> WaitResponse:
     """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
@@ -229,7 +231,7 @@ async def list_nodes(caller: Admin, actions: Service) -> NodeList:
     operation_id="create_key",
     status_code=201,
     response_model_exclude_none=True,
-    responses=documented(*ANY, BadRequest, Conflict, TooLarge),
+    responses=documented(*ANY, *BODY, Conflict),
 )
 async def create_key(body: CreateKey, caller: AdminWriter, keys: KeyService, response: Response) -> CreatedKey:
     """Make a key. This answer shows it; no later one does."""

@@ -8,13 +8,14 @@ from uuid import UUID
 
 from arl_gateway import repository
 from arl_gateway.auth import Caller
+from arl_gateway.batch import problem_of_item
 from arl_gateway.views import action_of, node_of
 from arl_gateway.waiters import Waiters
 from arl_kit.batcher import Batcher
 from arl_kit.peers import Peers
 from arl_store.tx import Store
 from arl_wire.actions import Action, ActionPage, BatchAccepted, BatchItem, SubmitAction, WaitRequest, WaitResponse
-from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from
+from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, ValidationFailed, error_from
 from arl_wire.internal import (
     AdmitAnswer,
     AdmitItem,
@@ -60,22 +61,27 @@ class Actions:
 
     async def submit_batch(
         self,
-        actions: Sequence[SubmitAction],
+        actions: Sequence[SubmitAction | ValidationFailed],
         caller: Caller,
         *,
         key: str | None,
         traceparent: str | None,
         tracestate: str | None,
     ) -> BatchAccepted:
-        """A batch's key names its items by their index."""
+        """A batch's key names its items by their index. What was refused when it was read stays refused."""
         checked = _checked_key(key)
-        futures = []
+        answers: dict[int, UUID | BaseException] = {}
+        futures: dict[int, asyncio.Future[UUID]] = {}
         for index, action in enumerate(actions):
+            if isinstance(action, ValidationFailed):
+                answers[index] = action
+                continue
             item_key = f"{checked}:{index}" if checked is not None else None
             item, weight = _item(action, caller, item_key, traceparent, tracestate)
-            futures.append(self._submits.enqueue(item, weight=weight))
-        answers = await asyncio.gather(*futures, return_exceptions=True)
-        return BatchAccepted(items=[_batch_item(answer) for answer in answers])
+            futures[index] = self._submits.enqueue(item, weight=weight)
+        admitted = await asyncio.gather(*futures.values(), return_exceptions=True)
+        answers |= zip(futures, admitted, strict=True)
+        return BatchAccepted(items=[_batch_item(answers[index], index) for index in range(len(actions))])
 
     async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0) -> Action:
         """The action as it is once it settled or `wait_s` have passed."""
@@ -246,9 +252,9 @@ def _answer(answer: AdmitAnswer) -> UUID | Exception:
     return answer.id or TangramError("admission answered neither id nor problem")
 
 
-def _batch_item(answer: UUID | BaseException) -> BatchItem:
+def _batch_item(answer: UUID | BaseException, index: int) -> BatchItem:
     if isinstance(answer, UUID):
         return BatchItem(id=answer)
     if isinstance(answer, TangramError):
-        return BatchItem(problem=answer.problem())
+        return BatchItem(problem=problem_of_item(answer, index))
     raise answer

@@ -11,4 +11,5 @@ class GatewaySettings(ServiceSettings):
     max_body_mib: int = Field(default=64, ge=1, le=1024)
     rate_limit: int = Field(default=20_000, ge=1, description="Requests of one key in a window, at once if it likes")
     rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
+    body_timeout_s: float = Field(default=30, gt=0, description="For a body, besides a second for each 64 KiB of it")
     wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)
