@@ -21,6 +21,7 @@ from arl_wire.actions import (
     WaitRequest,
     WaitResponse,
 )
+from arl_wire.audit import Audit
 from arl_wire.errors import (
     BadRequest,
     Conflict,
@@ -257,3 +258,9 @@ async def list_keys(
 async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeyService) -> Key:
     """End a key, for ever: at once on this gateway, within seconds on others."""
     return await keys.revoke(id, caller)
+
+
+@admin.get("/audit", operation_id="audit", responses=documented(*ANY))
+async def audit(caller: Admin, actions: Service) -> Audit:
+    """All rows in one snapshot: counts, what is held, and whatever contradicts an invariant."""
+    return await actions.audit()

@@ -9,12 +9,13 @@ from uuid import UUID
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_gateway.batch import problem_of_item
-from arl_gateway.views import action_of, node_of
+from arl_gateway.views import action_of, audit_of, node_of
 from arl_gateway.waiters import Waiters
 from arl_kit.batcher import Batcher
 from arl_kit.peers import Peers
 from arl_store.tx import Store
 from arl_wire.actions import Action, ActionPage, BatchAccepted, BatchItem, SubmitAction, WaitRequest, WaitResponse
+from arl_wire.audit import Audit
 from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, ValidationFailed, error_from
 from arl_wire.internal import (
     AdmitAnswer,
@@ -168,6 +169,10 @@ class Actions:
         async with self._store.read() as tx:
             rows = await repository.list_nodes(tx, ttl_s=NODE_TTL_S)
         return NodeList(items=[node_of(row) for row in rows])
+
+    async def audit(self) -> Audit:
+        async with self._store.read() as tx:
+            return audit_of(await repository.audit(tx))
 
     async def drain(self) -> None:
         await self._submits.drain()

@@ -9,9 +9,10 @@ from sqlalchemy import Row
 
 from arl_core.states import State
 from arl_wire.actions import Action, ActionResult, OutputStream, Times
+from arl_wire.audit import Audit
 from arl_wire.nodes import Enforced, Node
 
-__all__ = ["action_of", "node_of"]
+__all__ = ["action_of", "audit_of", "node_of"]
 
 
 def action_of(row: Row[Any], result: Row[Any] | None) -> Action:
@@ -55,6 +56,11 @@ def node_of(row: Row[Any]) -> Node:
         environments=row.environments,
         enforced=[Enforced(**entry) for entry in json.loads(row.enforced)],
     )
+
+
+def audit_of(row: Row[Any]) -> Audit:
+    parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
+    return Audit(at=row.at, **parts)
 
 
 def _times(row: Row[Any]) -> Times:

@@ -1,6 +1,7 @@
 """kill -9 of each service and of Postgres, under 200 acknowledged actions."""
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 from uuid import UUID
@@ -56,6 +57,9 @@ async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_pat
             actions = await client.wait(ids, timeout_s=150)
             await expect_all_accounted_for(machine, client, actions)
             again = await client.wait(ids, timeout_s=10)
+        audited = json.loads(machine.cli("audit", "-o", "json").stdout)
+        assert audited["rows"]["actions"] == {"settled": ACTIONS}
+        assert set(audited["compared"]) >= {"rows", "processes", "amounts", "leftovers"}
         assert [(a.outcome, a.settled_at, a.grant_no) for a in again] == [
             (a.outcome, a.settled_at, a.grant_no) for a in actions
         ], "a settled action never changes"

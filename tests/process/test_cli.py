@@ -70,6 +70,26 @@ class TestSystem:
         levels = {entry["name"]: entry["level"] for entry in found["nodes"][0]["enforced"]}
         assert levels["files"] == levels["net_isolation"] == "enforced"
 
+    def test_an_audit_of_a_system_at_rest_is_clean(self, machine: Machine) -> None:
+        with machine.client() as tangram:
+            tangram.put_files("t", "audited", {"a": b"1"})
+            found = json.loads(machine.cli("audit", "-o", "json").stdout)
+            held = {entry["resource"]: entry["held"] for entry in found["rows"]["held"]}
+            assert held["cpu_milli"] == 0
+            assert held["memory_mib"] > 0
+            assert (found["clean"], found["findings"]) == (True, [])
+            assert "environments" in found["compared"]
+            tangram.end_trajectory("t", "audited")
+        assert machine.cli("audit").stdout.splitlines()[-1] == "clean"
+
+    def test_an_audit_names_what_was_left_behind(self, machine: Machine) -> None:
+        stray = machine.directory / "some.unfinished"
+        stray.touch()
+        done = machine.cli("audit", "-o", "json", check=False)
+        stray.unlink()
+        assert done.returncode == EXIT_FAILED
+        assert [entry["subject"] for entry in json.loads(done.stdout)["findings"]] == [str(stray)]
+
     def test_no_secret_reaches_a_log(self, machine: Machine) -> None:
         secrets = [path.read_text().strip() for path in (machine.directory / "tokens").iterdir()]
         secrets.append((machine.directory / "api_key").read_text().strip())

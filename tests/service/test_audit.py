@@ -1,0 +1,94 @@
+"""What `/v1/admin/audit` finds in rows that contradict each other; the owner writes what no service may."""
+
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest_asyncio
+
+from arl_gateway import repository
+from arl_gateway.views import audit_of
+from arl_wire.audit import Audit
+from support.rows import Rows, rows_in, store_of
+
+CAPACITY = {"cpu_milli": 2000, "memory_mib": 10_000, "disk_mib": 10_000}
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        await rows.node(cores=2)
+        yield rows
+
+
+async def audit(rows: Rows) -> Audit:
+    async with store_of(rows.owner_url, "gateway") as store, store.read() as tx:
+        return audit_of(await repository.audit(tx))
+
+
+async def found(rows: Rows) -> set[tuple[str, str]]:
+    return {(finding.check, finding.subject) for finding in (await audit(rows)).findings}
+
+
+async def result_of(rows: Rows, action: object, *, grant_no: int = 1) -> None:
+    await rows.execute("insert into action_results (id, grant_no) values ($1, $2)", action, grant_no)
+
+
+class TestHeld:
+    async def test_nothing_is_held_where_nothing_runs(self, rows: Rows) -> None:
+        settled = await rows.action(state="settled", outcome="ok")
+        await result_of(rows, settled)
+        await rows.action()
+        audited = await audit(rows)
+        assert audited.actions == {"queued": 1, "settled": 1}
+        assert {entry.resource: (entry.held, entry.capacity) for entry in audited.held} == {
+            resource: (0, capacity) for resource, capacity in CAPACITY.items()
+        }
+        assert audited.findings == []
+
+    async def test_an_environment_holds_memory_once_and_its_action_the_cores(self, rows: Rows) -> None:
+        home = await rows.environment("t1", 1)
+        await rows.action(state="running", trajectory="t1", environment_id=home)
+        await rows.action(state="granted")
+        await rows.action(state="granted", trajectory="t2", environment_id=uuid4())
+        audited = await audit(rows)
+        held = {entry.resource: entry.held for entry in audited.held}
+        assert held == {"cpu_milli": 3000, "memory_mib": 300, "disk_mib": 30}
+        assert [(node.attempts, node.environments) for node in audited.nodes] == [(3, 1)]
+        assert await found(rows) == {("overbooked", "n cpu_milli")}
+
+
+class TestFindings:
+    async def test_an_outcome_of_a_run_has_a_result_of_its_grant(self, rows: Rows) -> None:
+        missing = await rows.action(state="settled", outcome="user_error")
+        await rows.action(state="settled", outcome="cancelled")
+        other = await rows.action(state="settled", outcome="ok", grant_no=2)
+        await result_of(rows, other, grant_no=1)
+        early = await rows.action(state="running")
+        await result_of(rows, early)
+        assert await found(rows) == {
+            ("settled_without_result", str(missing)),
+            ("result_of_another_grant", str(other)),
+            ("result_before_the_end", str(early)),
+        }
+
+    async def test_an_attempt_belongs_to_a_node_as_it_is_now(self, rows: Rows) -> None:
+        old = await rows.action(state="running", node_epoch=uuid4())
+        nowhere = await rows.action(state="granted", node_id=77)
+        home = await rows.environment("t1", 1, node_epoch=uuid4())
+        assert await found(rows) == {
+            ("attempt_of_another_epoch", str(old)),
+            ("attempt_without_node", str(nowhere)),
+            ("environment_of_another_epoch", str(home)),
+        }
+
+    async def test_an_environment_has_one_action_and_a_gone_one_none(self, rows: Rows) -> None:
+        shared = await rows.environment("t1", 1)
+        for _ in range(2):
+            await rows.action(state="running", trajectory="t1", environment_id=shared, amounts={"cpu_milli": 100})
+        gone = await rows.environment("t2", 1)
+        await rows.execute("update environments set lost_at = now() where id = $1", gone)
+        inside = await rows.action(state="granted", trajectory="t2", environment_id=gone)
+        assert await found(rows) == {
+            ("shared_environment", str(shared)),
+            ("attempt_in_a_gone_environment", str(inside)),
+        }

@@ -1,0 +1,30 @@
+"""What a system left on this machine, by its directory alone."""
+
+import fcntl
+from pathlib import Path
+
+from arl_tangram.cli.leftovers import Leftovers
+
+
+def subjects(directory: Path) -> set[str]:
+    return {finding.subject for finding in Leftovers(directory).findings()}
+
+
+def test_files_of_a_dead_launcher_are_stray(tmp_path: Path) -> None:
+    work = tmp_path / "launcher" / "work" / "e0"
+    work.mkdir(parents=True)
+    (tmp_path / "launcher" / "lock").touch()
+    assert str(work) in subjects(tmp_path)
+
+
+def test_files_of_a_living_one_are_environments(tmp_path: Path) -> None:
+    work = tmp_path / "launcher" / "work" / "e0"
+    work.mkdir(parents=True)
+    with (tmp_path / "launcher" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert str(work) not in subjects(tmp_path)
+        assert Leftovers(tmp_path).environments() == ({"e0"}, False)
+
+
+def test_where_nothing_ever_was_nothing_is_left(tmp_path: Path) -> None:
+    assert [finding for finding in Leftovers(tmp_path / "none").findings() if "none" in finding.subject] == []
