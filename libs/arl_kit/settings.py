@@ -5,8 +5,10 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from arl_kit.failpoints import Failpoints
 
 __all__ = ["ServiceSettings", "load"]
 
@@ -27,6 +29,13 @@ class ServiceSettings(BaseSettings):
     )
     pool_size: int = Field(default=6, ge=1, le=100)
     log_level: str = "INFO"
+    failpoints: str = Field(default="", description="For tests: `name=kill:N,…`, where this process ends itself")
+
+    @field_validator("failpoints")
+    @classmethod
+    def _are_failpoints(cls, setting: str) -> str:
+        Failpoints(setting)
+        return setting
 
     def caller_of(self, token: str) -> str | None:
         """The service that this token belongs to."""

@@ -16,6 +16,7 @@ from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normali
 from arl_admission.settings import AdmissionSettings
 from arl_core.ledger import fits
 from arl_kit.batcher import Batcher
+from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
 from arl_kit.peers import Peers
 from arl_store.tx import Store, WriteTx
@@ -64,6 +65,7 @@ class Admission:
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = _Fleet()
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
+        self._failpoints = Failpoints(settings.failpoints)
         self._inserts: Batcher[AdmitItem, UUID] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
@@ -151,6 +153,7 @@ class Admission:
                 if answers[at] == ids[at]
             ]
             inserted = await repository.insert_actions(tx, new) if new else {}
+        self._failpoints.hit("admission.after_commit")
         if new:
             self._backlog.inserted(Counter(action.queue_id for action in new))
             self._hint([_queued(action, inserted[action.id]) for action in new])

@@ -24,6 +24,7 @@ from arl_cpu.inventory import capacity_of, cores_of
 from arl_cpu.settings import CpuSettings
 from arl_cpu.specs import exec_spec, refusal
 from arl_kit.batcher import Batcher
+from arl_kit.failpoints import Failpoints
 from arl_kit.loops import PollLoop
 from arl_kit.peers import Peers
 from arl_store.tx import Store, is_temporary
@@ -48,6 +49,7 @@ class Manager:
         self._notifier = notifier
         self._executor = executor
         self._settings = settings
+        self._failpoints = Failpoints(settings.failpoints)
         self._cores = cores_of(settings)
         self._holdings = Holdings(capacity_of(settings, self._cores), self._cores)
         self._killed: set[Fence] = set()
@@ -122,6 +124,7 @@ class Manager:
             for fence in fences:
                 self._give_back(fence)
             raise
+        self._failpoints.hit("manager.after_running")
         started = {Fence(row.id, row.grant_no): row for row in rows}
         for row in rows:
             self._holdings.recorded(row.environment_id)
@@ -182,6 +185,7 @@ class Manager:
         return [None] * len(reports)
 
     async def _settle_together(self, reports: Sequence[Report]) -> None:
+        self._failpoints.hit("manager.after_exit_before_settle")
         async with self._store.write() as tx:
             requeued = await repository.settle(tx, reports, epoch=self.epoch)
         fences = [report.fence for report in reports]

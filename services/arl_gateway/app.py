@@ -13,6 +13,7 @@ from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app
+from arl_kit.failpoints import Failpoints
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
 from arl_store.wake import Listener
@@ -29,7 +30,8 @@ def build(settings: GatewaySettings) -> FastAPI:
     peers = Peers(settings.service_token.get_secret_value())
     waiters = Waiters(store, poll_s=settings.wait_poll_s)
     listener = Listener(url, name="gateway", on_wake=waiters.wake)
-    actions = Actions(store, peers, waiters, admission_url=settings.admission_url)
+    failpoints = Failpoints(settings.failpoints)
+    actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

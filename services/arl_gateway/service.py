@@ -12,6 +12,7 @@ from arl_gateway.batch import problem_of_item
 from arl_gateway.views import action_of, audit_of, node_of
 from arl_gateway.waiters import Waiters
 from arl_kit.batcher import Batcher
+from arl_kit.failpoints import Failpoints
 from arl_kit.peers import Peers
 from arl_store.tx import Store
 from arl_wire.actions import Action, ActionPage, BatchAccepted, BatchItem, SubmitAction, WaitRequest, WaitResponse
@@ -41,11 +42,14 @@ WAITING_BYTES = 256 << 20
 
 
 class Actions:
-    def __init__(self, store: Store, peers: Peers, waiters: Waiters, *, admission_url: str) -> None:
+    def __init__(
+        self, store: Store, peers: Peers, waiters: Waiters, *, admission_url: str, failpoints: Failpoints | None = None
+    ) -> None:
         self._store = store
         self._peers = peers
         self._waiters = waiters
         self._admission_url = admission_url
+        self._failpoints = failpoints or Failpoints()
         self._submits: Batcher[AdmitItem, UUID] = Batcher(
             self._admit, max_batch=500, max_waiting=WAITING, max_waiting_weight=WAITING_BYTES
         )
@@ -203,6 +207,7 @@ class Actions:
 
     async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[UUID | Exception]:
         content = await self._peers.call(f"{self._admission_url}/internal/admit", AdmitRequest(items=list(items)))
+        self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
         return [_answer(answer) for answer in answers]
 

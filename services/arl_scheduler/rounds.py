@@ -17,6 +17,7 @@ from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed, Policy, plan
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
 from arl_core.states import Outcome
+from arl_kit.failpoints import Failpoints
 from arl_kit.peers import Peers
 from arl_scheduler import repository
 from arl_scheduler.index import Index
@@ -48,6 +49,7 @@ class Rounds:
         self._settings = settings
         self._policy = policy or FirstComeFirstServed()
         self.leadership = Leadership(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
+        self._failpoints = Failpoints(settings.failpoints)
         self._woken = asyncio.Event()
         self._admitted: list[QueuedAction] = []
         self._freed: list[Fence] = []
@@ -235,7 +237,9 @@ class Rounds:
         epochs = {node.id: node.epoch for node in index.nodes.values()}
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            self._failpoints.hit("leader.between_lock_and_update")
             granted = await repository.grant(tx, decided, epochs=epochs)
+        self._failpoints.hit("scheduler.after_grant_commit")
         taken = [grant for grant in decided if grant.fence in granted]
         index.granted(taken, now=now)
         self._hint_managers(index, taken)

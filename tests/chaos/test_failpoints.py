@@ -1,0 +1,108 @@
+"""Each process dies once at its worst moment and comes back; every action settles once and nothing stays held."""
+
+import asyncio
+import signal
+from collections import Counter
+
+import asyncpg
+import pytest
+
+from arl_tangram import AsyncTangram, Outcome, SubmitAction, exec_action
+from arl_wire.actions import Action
+from arl_wire.audit import Audit
+from support.postgres import Databases
+from support.system import API_KEY, System, running_system
+
+FAILPOINTS = {
+    "admission.after_commit": "admission",
+    "gateway.after_admission_ack": "gateway",
+    "scheduler.after_grant_commit": "scheduler",
+    "leader.between_lock_and_update": "scheduler",
+    "manager.after_running": "cpu",
+    "manager.after_exit_before_settle": "cpu",
+}
+TRAJECTORIES, STEPS, LONE = 3, 4, 18
+ACTIONS = TRAJECTORIES * STEPS + LONE
+SETTLES_S = 60.0
+QUICK = {"TANGRAM_LEADER_TTL_S": "2"}
+STATES = "select count(*), count(distinct id) from actions where state = 'settled'"
+
+
+def workload() -> list[SubmitAction]:
+    """Chains of steps that each check the one before, and fresh environments that need no retry to be right."""
+    step = (
+        "import pathlib; p = pathlib.Path('steps'); n = len(p.read_text()) if p.exists() else 0\n"
+        "assert n == {step}, n\np.write_text('x' * (n + 1))"
+    )
+    kept = [
+        exec_action(task="t", trajectory=f"t{t}", source=step.format(step=s), memory_mib=64, cpu=0.25)
+        for s in range(STEPS)
+        for t in range(TRAJECTORIES)
+    ]
+    seconds = ("0", "0.05", "0.3")
+    lone = [
+        exec_action(task="t", argv=["sleep", seconds[n % 3]], memory_mib=64, cpu=0.5 if n % 2 else 1)
+        for n in range(LONE)
+    ]
+    return [action for pair in zip(kept, lone, strict=False) for action in pair] + lone[len(kept) :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint: str) -> None:
+    service = FAILPOINTS[failpoint]
+    overrides = {"scheduler": dict(QUICK)}
+    overrides.setdefault(service, {})["TANGRAM_FAILPOINTS"] = f"{failpoint}=kill:1"
+    url = await databases.clone()
+    async with running_system(url, driver="unsafe-local", cores=2, overrides=overrides) as system:
+        async with AsyncTangram(system.url, API_KEY) as client:
+            restarting = asyncio.create_task(start_again_without(system, service))
+            # Several requests, so that what dies in a batch has company that does not.
+            batches = await asyncio.gather(*(client.submit_many(workload()[start::3]) for start in range(3)))
+            ids = [id for batch in batches for id in batch]
+            actions = await client.wait(ids, timeout_s=SETTLES_S)
+            await asyncio.wait_for(restarting, 20)
+            expect_one_truth(actions)
+            for trajectory in range(TRAJECTORIES):
+                await client.end_trajectory("t", f"t{trajectory}")
+            await until_nothing_is_held(system)
+        assert await count_of(url) == (ACTIONS, ACTIONS), "a batch that was sent again was admitted once"
+    await databases.drop(url)
+
+
+async def start_again_without(system: System, service: str) -> None:
+    """Wait for the death that the failpoint promises; its successor has none."""
+    process = system.processes[service]
+    async with asyncio.timeout(SETTLES_S):
+        while process.poll() is None:
+            await asyncio.sleep(0.02)
+    assert process.returncode == -signal.SIGKILL, system.log(service)[-2000:]
+    del system.overrides[service]["TANGRAM_FAILPOINTS"]
+    await system.start(service)
+
+
+def expect_one_truth(actions: list[Action]) -> None:
+    """What ran in a kept environment is never a false failure of its code."""
+    failed = [(a.outcome, a.reason, a.trajectory, a.message, a.result) for a in actions if a.outcome != Outcome.OK]
+    assert Counter(action.outcome for action in actions) == {Outcome.OK: ACTIONS}, failed
+
+
+async def until_nothing_is_held(system: System) -> None:
+    async with system.client() as client, asyncio.timeout(30):
+        while True:
+            answer = await client.get("/v1/admin/audit")
+            audit = Audit.model_validate_json(answer.content)
+            if not any(entry.held for entry in audit.held) and not any(node.environments for node in audit.nodes):
+                break
+            await asyncio.sleep(0.1)
+    assert audit.actions == {"settled": ACTIONS}
+    assert audit.findings == []
+
+
+async def count_of(owner_url: str) -> tuple[int, int]:
+    connection = await asyncpg.connect(owner_url)
+    try:
+        row = await connection.fetchrow(STATES)
+    finally:
+        await connection.close()
+    return row[0], row[1]
