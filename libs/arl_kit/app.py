@@ -19,9 +19,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from arl_kit.metrics import CONTENT_TYPE, Metrics
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import current_traceparent, new_traceparent, set_up_logging, trace_id_of, valid_traceparent
-from arl_store.tx import is_temporary
+from arl_store.tx import Store, is_temporary
 from arl_wire.errors import (
     BadRequest,
     FieldError,
@@ -35,7 +36,7 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "called_by", "create_app", "documented", "serve", "validation_failed"]
+__all__ = ["VERSION", "called_by", "create_app", "documented", "metrics_of", "serve", "validation_failed"]
 
 VERSION = "0.1.0"
 DRAIN_S = 20
@@ -57,12 +58,15 @@ def create_app(
     lifespan: Lifespan,
     ready: Ready,
     max_body_bytes: int,
+    metrics: Metrics,
     body_timeout_s: float = 30.0,
     public: bool = False,
+    may_scrape: Sequence[Any] = (),
 ) -> FastAPI:
     """`ready` answers None, or what is missing. Only a public app publishes its OpenAPI document.
 
-    A body may take `body_timeout_s` and a second for each 64 KiB of it.
+    A body may take `body_timeout_s` and a second for each 64 KiB of it. `may_scrape` are dependencies that refuse
+    whoever may not read the metrics.
     """
     app = FastAPI(
         title=title,
@@ -73,7 +77,7 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.add_middleware(_Envelope, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s)
+    app.add_middleware(_Envelope, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s, metrics=metrics)
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -81,7 +85,17 @@ def create_app(
         app.add_exception_handler(lost, _on_database_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     _add_probes(app, ready)
+    _add_metrics(app, metrics, may_scrape)
     return app
+
+
+def metrics_of(service: str, store: Store) -> Metrics:
+    """What every service shows, to which it adds its own."""
+    metrics = Metrics()
+    metrics.describe_process(service=service, version=VERSION)
+    failures = metrics.counter("pool_acquire_failures", "Times that there was no database connection to be had")
+    metrics.follow(failures, lambda: store.acquire_failures)
+    return metrics
 
 
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
@@ -153,12 +167,13 @@ def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
 
 
 class _Envelope:
-    """Trace context in and out, and bounds on the body: its length, announced or not, and the time it takes."""
+    """Trace context in and out, bounds on the body's length and on the time it takes, and what was answered."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, metrics: Metrics) -> None:
         self._app = app
         self._max = max_body_bytes
         self._timeout_s = body_timeout_s
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -170,13 +185,15 @@ class _Envelope:
         scope[_TRACEPARENT] = traceparent
         token = current_traceparent.set(traceparent)
         announced = headers.get(b"content-length", b"0")
+        answer = _Answer(send, traceparent)
         try:
             if announced.isdigit() and int(announced) > self._max:
-                await _respond(self._too_large(), traceparent)(scope, receive, _with_header(send, traceparent))
+                await _respond(self._too_large(), traceparent)(scope, receive, answer.send)
                 return
-            await self._app(scope, self._bounded(receive), _with_header(send, traceparent))
+            await self._app(scope, self._bounded(receive), answer.send)
         finally:
             current_traceparent.reset(token)
+            answer.count(self._metrics, scope)
 
     def _bounded(self, receive: Receive) -> Receive:
         seen, complete, began = 0, False, time.monotonic()
@@ -212,13 +229,25 @@ def _of_body(cls: type[TangramError], detail: str) -> TangramError:
     return error
 
 
-def _with_header(send: Send, traceparent: str) -> Send:
-    async def wrapped(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"traceparent", traceparent.encode())]
-        await send(message)
+class _Answer:
+    """One response on its way out; without a start of one it became a 500 further out."""
 
-    return wrapped
+    def __init__(self, send: Send, traceparent: str) -> None:
+        self._send = send
+        self._traceparent = traceparent
+        self._status = 500
+        self._began = time.monotonic()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [*message["headers"], (b"traceparent", self._traceparent.encode())]
+        await self._send(message)
+
+    def count(self, metrics: Metrics, scope: Scope) -> None:
+        template = getattr(scope.get("route"), "path", "none")
+        seconds = time.monotonic() - self._began
+        metrics.answered(method=scope["method"], route=template, status=self._status, seconds=seconds)
 
 
 def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
@@ -299,6 +328,12 @@ def _add_probes(app: FastAPI, ready: Ready) -> None:
     @app.get("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
+
+
+def _add_metrics(app: FastAPI, metrics: Metrics, may_scrape: Sequence[Any]) -> None:
+    @app.get("/metrics", include_in_schema=False, dependencies=[Depends(each) for each in may_scrape])
+    async def scrape() -> Response:
+        return Response(await metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
 def _path(error: Any) -> str:

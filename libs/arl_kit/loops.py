@@ -29,6 +29,8 @@ class PollLoop:
         self._due = 0.0
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
+        """In a row."""
+        self.failures_total = 0
 
     def hurry(self) -> None:
         """Something began that a poll should look after: the next one comes within the busy interval."""
@@ -56,6 +58,7 @@ class PollLoop:
             except Exception as error:
                 busy = False
                 self.failures += 1
+                self.failures_total += 1
                 log.warning("%s failed: %r", self._name, error, exc_info=self.failures == 1)
             interval = self._busy_s if busy or self.failures else min(interval * 2, self._idle_s)
             # Jitter keeps many processes from polling in step.

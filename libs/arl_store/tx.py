@@ -1,7 +1,7 @@
 """Access to Postgres. A path that only reads gets a type that cannot write."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -44,17 +44,32 @@ class Store:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self.acquire_failures = 0
+        """How often there was no connection to be had, in all."""
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
-        async with self._autocommit.connect() as connection:
+        async with self._counted(self._autocommit.connect()) as connection:
             yield ReadTx(connection)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteTx]:
-        async with self._engine.begin() as connection:
+        async with self._counted(self._engine.begin()) as connection:
             yield WriteTx(connection)
+
+    @asynccontextmanager
+    async def _counted(
+        self, connecting: AbstractAsyncContextManager[AsyncConnection]
+    ) -> AsyncIterator[AsyncConnection]:
+        acquired = False
+        try:
+            async with connecting as connection:
+                acquired = True
+                yield connection
+        except Exception:
+            self.acquire_failures += not acquired
+            raise
 
     async def ping(self) -> None:
         async with self.read() as tx:

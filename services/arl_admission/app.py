@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from arl_admission.routes import router
 from arl_admission.service import Admission
 from arl_admission.settings import AdmissionSettings
-from arl_kit.app import called_by, create_app
+from arl_kit.app import called_by, create_app, metrics_of
 from arl_kit.peers import Peers
 from arl_store.tx import Store, open_store
 
@@ -34,7 +34,8 @@ def build(settings: AdmissionSettings) -> FastAPI:
         pool_wait_s=POOL_WAIT_S,
     )
     peers = Peers(settings.service_token.get_secret_value())
-    admission = Admission(store, peers, settings)
+    metrics = metrics_of("admission", store)
+    admission = Admission(store, peers, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,6 +50,8 @@ def build(settings: AdmissionSettings) -> FastAPI:
         await store.ping()
         return None
 
-    app = create_app(title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY)
+    app = create_app(
+        title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
+    )
     app.include_router(router, dependencies=[called_by(settings, "gateway")])
     return app

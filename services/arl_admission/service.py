@@ -12,12 +12,14 @@ from sqlalchemy import Row
 
 from arl_admission import repository
 from arl_admission.backlog import Backlog
+from arl_admission.metrics import AdmissionMetrics
 from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normalise
 from arl_admission.settings import AdmissionSettings
 from arl_core.ledger import fits
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
+from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Store, WriteTx
 from arl_wire.actions import SubmitAction
@@ -58,7 +60,7 @@ class _Fleet:
 
 
 class Admission:
-    def __init__(self, store: Store, peers: Peers, settings: AdmissionSettings) -> None:
+    def __init__(self, store: Store, peers: Peers, settings: AdmissionSettings, metrics: Metrics | None = None) -> None:
         self._store = store
         self._peers = peers
         self._settings = settings
@@ -66,6 +68,7 @@ class Admission:
         self._fleet = _Fleet()
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
+        self._metrics = AdmissionMetrics(metrics or Metrics())
         self._inserts: Batcher[AdmitItem, UUID] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
@@ -79,6 +82,7 @@ class Admission:
                     raise future
                 answers.append(AdmitAnswer(id=await future))
             except TangramError as error:
+                self._metrics.refused.labels(error.code).inc()
                 answers.append(AdmitAnswer(problem=error.problem()))
         return AdmitResponse(items=answers)
 
@@ -154,6 +158,7 @@ class Admission:
             ]
             inserted = await repository.insert_actions(tx, new) if new else {}
         self._failpoints.hit("admission.after_commit")
+        self._metrics.admitted.inc(len(new))
         if new:
             self._backlog.inserted(Counter(action.queue_id for action in new))
             self._hint([_queued(action, inserted[action.id]) for action in new])

@@ -11,7 +11,7 @@ from arl_cpu.manager import Manager
 from arl_cpu.routes import router
 from arl_cpu.settings import CpuSettings
 from arl_cpu.simulated import SimulatedExecutor
-from arl_kit.app import called_by, create_app
+from arl_kit.app import called_by, create_app, metrics_of
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
@@ -26,7 +26,8 @@ def build(settings: CpuSettings) -> FastAPI:
     store = open_store(url, name="cpu", pool_size=settings.pool_size)
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="cpu")
-    manager = Manager(store, peers, notifier, _executor(settings), settings)
+    metrics = metrics_of("cpu", store)
+    manager = Manager(store, peers, notifier, _executor(settings), settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -44,7 +45,9 @@ def build(settings: CpuSettings) -> FastAPI:
         await store.ping()
         return manager.failed
 
-    app = create_app(title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY)
+    app = create_app(
+        title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
+    )
     app.include_router(router, dependencies=[called_by(settings, "scheduler")])
     return app
 

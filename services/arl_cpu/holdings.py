@@ -39,6 +39,10 @@ class Holdings:
         return self._ledger.capacity(_NODE)
 
     @property
+    def free(self) -> Amounts:
+        return self._ledger.free(_NODE)
+
+    @property
     def fences(self) -> frozenset[Fence]:
         return frozenset(self._attempts)
 

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import signal
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 from uuid import UUID
@@ -21,11 +21,13 @@ from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorStat
 from arl_cpu.heartbeat import Heartbeat
 from arl_cpu.holdings import Attempt, Holdings
 from arl_cpu.inventory import capacity_of, cores_of
+from arl_cpu.metrics import CpuMetrics
 from arl_cpu.settings import CpuSettings
 from arl_cpu.specs import exec_spec, refusal
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.loops import PollLoop
+from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Store, is_temporary
 from arl_store.wake import Notifier
@@ -42,7 +44,13 @@ log = logging.getLogger(__name__)
 
 class Manager:
     def __init__(
-        self, store: Store, peers: Peers, notifier: Notifier, executor: Executor, settings: CpuSettings
+        self,
+        store: Store,
+        peers: Peers,
+        notifier: Notifier,
+        executor: Executor,
+        settings: CpuSettings,
+        metrics: Metrics | None = None,
     ) -> None:
         self._store = store
         self._peers = peers
@@ -56,6 +64,10 @@ class Manager:
         self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
         self._settles: Batcher[Report, None] = Batcher(self._settle, max_batch=200)
         self._polls = PollLoop("manager poll", self._poll, busy_s=settings.poll_busy_s, idle_s=settings.poll_idle_s)
+        metrics = metrics or Metrics()
+        self._metrics = CpuMetrics(metrics)
+        metrics.follow(self._metrics.poll_failures, lambda: self._polls.failures_total)
+        metrics.on_scrape(self._show)
         self._heartbeat: Heartbeat | None = None
         self._events: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -110,12 +122,14 @@ class Manager:
             self._polls.hurry()
             self._in_background(self._starts.submit(attempt.fence))
         if refused:
+            self._metrics.refused.inc(len(refused))
             async with self._store.write() as tx:
                 await repository.refuse(tx, refused, epoch=self.epoch)
             self._hint_freed(refused, requeued=refused)
 
     async def _start(self, fences: Sequence[Fence]) -> Sequence[None]:
         """Nothing starts before its guarded `granted -> running` has committed."""
+        self._metrics.starts.observe(len(fences))
         try:
             async with self._store.write() as tx:
                 rows = await repository.start(tx, fences, node_id=self.node_id, epoch=self.epoch)
@@ -187,7 +201,8 @@ class Manager:
     async def _settle_together(self, reports: Sequence[Report]) -> None:
         self._failpoints.hit("manager.after_exit_before_settle")
         async with self._store.write() as tx:
-            requeued = await repository.settle(tx, reports, epoch=self.epoch)
+            settled, requeued = await repository.settle(tx, reports, epoch=self.epoch)
+        self._count(reports, settled, requeued)
         fences = [report.fence for report in reports]
         for report in reports:
             attempt = self._holdings.attempt(report.fence)
@@ -197,6 +212,18 @@ class Manager:
         self._notifier.notify()
         self._hint_freed(fences, requeued=requeued)
         await self._executor.acknowledge(fences)
+
+    def _count(self, reports: Sequence[Report], settled: Set[Fence], requeued: Set[Fence]) -> None:
+        self._metrics.settles.observe(len(reports))
+        self._metrics.requeued.inc(len(requeued))
+        for report in reports:
+            if report.fence in settled:
+                self._metrics.settled.labels(report.outcome).inc()
+
+    async def _show(self) -> None:
+        self._metrics.running.set(len(self._holdings.fences))
+        self._metrics.environments.set(len(self._holdings.environments))
+        self._metrics.show_amounts(capacity=self._holdings.capacity, free=self._holdings.free)
 
     def _give_back(self, fence: Fence) -> None:
         self._holdings.give_back(fence)

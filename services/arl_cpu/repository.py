@@ -269,10 +269,10 @@ async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
     return await tx.execute(REFUSE, {**_columns(fences), "epoch": epoch})
 
 
-async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> frozenset[Fence]:
-    """Record each outcome once, and answer the fences that went back to the queue.
+async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
+    """Record each outcome once, and answer the fences that settled and those that went back to the queue.
 
-    A fence that was lost changes nothing.
+    A fence that was lost changes nothing, and is in neither.
     """
     rows = await tx.fetch(
         SETTLE,
@@ -285,7 +285,7 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> froz
             "epoch": epoch,
         },
     )
-    settled = {Fence(row.id, row.grant_no) for row in rows if row.state == "settled"}
+    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
     if settled:
         await tx.execute(INSERT_RESULTS, _results([report for report in reports if report.fence in settled]))
     ran = {report.fence for report in reports if report.run_us}
@@ -296,7 +296,7 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> froz
     lost = [row.environment_id for row in rows if row.environment_id and Fence(row.id, row.grant_no) in lost_fences]
     if lost:
         await lose_environments(tx, lost, reason="agent_lost", epoch=epoch)
-    return frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
+    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 
 async def lose_environments(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:

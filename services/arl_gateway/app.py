@@ -8,11 +8,11 @@ from fastapi import FastAPI
 from arl_gateway.auth import Keys
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.rate import RateLimiter
-from arl_gateway.routes import admin, router
+from arl_gateway.routes import admin, may_administer, router
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.waiters import Waiters
-from arl_kit.app import create_app
+from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
@@ -30,6 +30,8 @@ def build(settings: GatewaySettings) -> FastAPI:
     peers = Peers(settings.service_token.get_secret_value())
     waiters = Waiters(store, poll_s=settings.wait_poll_s)
     listener = Listener(url, name="gateway", on_wake=waiters.wake)
+    metrics = metrics_of("gateway", store)
+    metrics.gauge_of("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
 
@@ -59,7 +61,9 @@ def build(settings: GatewaySettings) -> FastAPI:
         ready=ready,
         max_body_bytes=settings.max_body_mib << 20,
         body_timeout_s=settings.body_timeout_s,
+        metrics=metrics,
         public=True,
+        may_scrape=[may_administer],
     )
     app.state.drain = waiters.drain
     app.include_router(router)

@@ -42,7 +42,7 @@ from arl_wire.errors import (
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import NodeList
 
-__all__ = ["admin", "router"]
+__all__ = ["admin", "may_administer", "router"]
 
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
 BODY = (BadRequest, TooLarge, RequestTimeout)
@@ -69,7 +69,7 @@ async def _writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     return caller
 
 
-async def _admin(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+async def may_administer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     caller.must("admin:read")
     return caller
 
@@ -91,7 +91,7 @@ def _key_admin(request: Request) -> KeyAdmin:
 
 Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
-Admin = Annotated[Caller, Depends(_admin)]
+Admin = Annotated[Caller, Depends(may_administer)]
 AdminWriter = Annotated[Caller, Depends(_admin_writer)]
 Service = Annotated[Actions, Depends(_actions)]
 KeyService = Annotated[KeyAdmin, Depends(_key_admin)]

@@ -54,6 +54,11 @@ class Waiters:
         self._task: asyncio.Task[None] | None = None
         self._draining = False
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait now."""
+        return len({watch for watches in self._watches.values() for watch in watches})
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._forever(), name="waiters")
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from arl_kit.app import called_by, create_app
+from arl_kit.app import called_by, create_app, metrics_of
 from arl_kit.peers import Peers
 from arl_scheduler.rounds import Rounds
 from arl_scheduler.routes import router
@@ -23,7 +23,8 @@ def build(settings: SchedulerSettings) -> FastAPI:
     store = open_store(url, name="scheduler", pool_size=settings.pool_size)
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="scheduler")
-    rounds = Rounds(store, peers, notifier, settings)
+    metrics = metrics_of("scheduler", store)
+    rounds = Rounds(store, peers, notifier, settings, metrics=metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -41,6 +42,8 @@ def build(settings: SchedulerSettings) -> FastAPI:
         await store.ping()
         return None
 
-    app = create_app(title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY)
+    app = create_app(
+        title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
+    )
     app.include_router(router, dependencies=[called_by(settings, "admission", "cpu")])
     return app

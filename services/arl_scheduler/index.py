@@ -95,6 +95,14 @@ class Index:
     def held(self) -> int:
         return len(self._holds)
 
+    def queues(self) -> dict[int, tuple[int, float]]:
+        """How many actions of each queue wait, and since when the oldest does."""
+        found: dict[int, tuple[int, float]] = {}
+        for action in self._queued.values():
+            depth, oldest = found.get(action.task, (0, action.submitted))
+            found[action.task] = (depth + 1, min(oldest, action.submitted))
+        return found
+
     def admit(self, rows: Iterable[QueuedAction]) -> None:
         """Take queued rows in. Rows already known, or held under a later grant, are nothing new."""
         for row in rows:

@@ -1,7 +1,7 @@
 """The statements of the scheduler. Every write names the leader's term and is guarded by state and fence."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from sqlalchemy import text
@@ -22,6 +22,7 @@ __all__ = [
     "hold_term",
     "lose_environments",
     "poll",
+    "queue_names",
     "reclaim",
     "renew_lease",
     "resign",
@@ -188,6 +189,20 @@ LOSE_ENVIRONMENTS = text("""
 """)
 
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
+
+
+QUEUE_NAMES = text("""
+    select queues.id, projects.name as project, queues.task
+      from queues
+      join projects on projects.id = queues.project_id
+     where queues.id = any(cast(:ids as int[]))
+""")
+
+
+async def queue_names(tx: ReadTx, ids: Collection[int]) -> dict[int, tuple[str, str]]:
+    """Project and task of each queue."""
+    rows = await tx.fetch(QUEUE_NAMES, {"ids": sorted(ids)})
+    return {row.id: (row.project, row.task) for row in rows}
 
 
 async def poll(tx: ReadTx, *, mark: int) -> PollResult:

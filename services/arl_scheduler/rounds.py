@@ -18,10 +18,12 @@ from arl_core.plan import FirstComeFirstServed, Policy, plan
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
 from arl_core.states import Outcome
 from arl_kit.failpoints import Failpoints
+from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_scheduler import repository
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
+from arl_scheduler.metrics import SchedulerMetrics
 from arl_scheduler.repository import TermLost
 from arl_scheduler.rows import PollResult
 from arl_scheduler.settings import SchedulerSettings
@@ -41,7 +43,14 @@ log = logging.getLogger(__name__)
 
 class Rounds:
     def __init__(
-        self, store: Store, peers: Peers, notifier: Notifier, settings: SchedulerSettings, policy: Policy | None = None
+        self,
+        store: Store,
+        peers: Peers,
+        notifier: Notifier,
+        settings: SchedulerSettings,
+        policy: Policy | None = None,
+        *,
+        metrics: Metrics | None = None,
     ) -> None:
         self._store = store
         self._peers = peers
@@ -50,6 +59,10 @@ class Rounds:
         self._policy = policy or FirstComeFirstServed()
         self.leadership = Leadership(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
         self._failpoints = Failpoints(settings.failpoints)
+        metrics = metrics or Metrics()
+        self._metrics = SchedulerMetrics(metrics)
+        metrics.on_scrape(self._show)
+        self._queue_names: dict[int, tuple[str, str]] = {}
         self._woken = asyncio.Event()
         self._admitted: list[QueuedAction] = []
         self._freed: list[Fence] = []
@@ -104,6 +117,7 @@ class Rounds:
                 self._index = None
             except Exception as error:
                 # Whether a commit took is unknown now; rows know.
+                self._metrics.round_failures.inc()
                 log.warning("round failed, rebuilding the index: %r", error, exc_info=self._index is not None)
                 self._index = None
                 await asyncio.sleep(AFTER_ERROR_S)
@@ -150,8 +164,9 @@ class Rounds:
         index = self._index or Index()
         rebuilding = self._index is None
         index.poll_begins()
-        async with self._store.read() as tx:
-            found = await repository.poll(tx, mark=index.mark)
+        with self._metrics.polls.time():
+            async with self._store.read() as tx:
+                found = await repository.poll(tx, mark=index.mark)
         self._clock_offset = found.now - time.monotonic()
         self._watch(found, begun=rebuilding)
         index.reconcile(found)
@@ -198,6 +213,7 @@ class Rounds:
             if away:
                 await repository.lose_environments(tx, away, away_s=self._settings.node_away_s)
             reclaimed = await repository.reclaim(tx, verdicts) if verdicts else frozenset()
+        self._metrics.reclaimed.inc(len(reclaimed))
         log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), away)
         requeued = {verdict.fence for verdict in verdicts if verdict.requeue}
         index.freed(reclaimed, requeued=requeued & reclaimed)
@@ -219,6 +235,8 @@ class Rounds:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             settled = await repository.settle_queued(tx, due)
         index.refused(settled)
+        for id in settled:
+            self._metrics.settled.labels(due[id][0].value).inc()
         if settled:
             self._notifier.notify()
         return settled
@@ -227,6 +245,10 @@ class Rounds:
         """True if something was granted, so that the mailbox is looked at again at once."""
         if not index.waiting:
             return False
+        with self._metrics.rounds.time():
+            return await self._decide(index)
+
+    async def _decide(self, index: Index) -> bool:
         now = self._database_now()
         snapshot = index.snapshot(
             now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since
@@ -240,6 +262,7 @@ class Rounds:
             self._failpoints.hit("leader.between_lock_and_update")
             granted = await repository.grant(tx, decided, epochs=epochs)
         self._failpoints.hit("scheduler.after_grant_commit")
+        self._metrics.grants.inc(len(granted))
         taken = [grant for grant in decided if grant.fence in granted]
         index.granted(taken, now=now)
         self._hint_managers(index, taken)
@@ -276,6 +299,22 @@ class Rounds:
         self._partitions_at = time.monotonic()
         async with self._store.write() as tx:
             await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
+
+    async def _show(self) -> None:
+        """For a scrape: the queues by name, of the leader only."""
+        index = self._index if self.leadership.term is not None else None
+        self._metrics.leader.set(self.leadership.term is not None)
+        self._metrics.held.set(index.held if index is not None else 0)
+        self._metrics.depth.clear()
+        self._metrics.oldest.clear()
+        queues = index.queues() if index is not None else {}
+        if unnamed := queues.keys() - self._queue_names.keys():
+            async with self._store.read() as tx:
+                self._queue_names |= await repository.queue_names(tx, unnamed)
+        for queue, (depth, submitted) in queues.items():
+            names = self._queue_names[queue]
+            self._metrics.depth.labels(*names).set(depth)
+            self._metrics.oldest.labels(*names).set(max(0.0, self._database_now() - submitted))
 
     def _database_now(self) -> float:
         return time.monotonic() + self._clock_offset
