@@ -17,6 +17,7 @@ from arl_store.files import replace_file
 __all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
 
 _LOCK_ATTEMPTS = 10
+_ANY_PORT_ATTEMPTS = 3
 _MADE_HERE = (
     *("api_key", "endpoints.json", "launcher", "logs", "passwords", "processes.json", "run", "tokens", "up.log"),
     *("processes.json.unfinished", "endpoints.json.unfinished", "lock"),
@@ -109,21 +110,36 @@ def default_directory(environment: Mapping[str, str]) -> Path:
     return Path(home) / "tangram"
 
 
-def choose_ports(wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, int]:
-    """A free port for each name, given its host and its preferences; all of them different."""
+def choose_ports(wanted: Mapping[str, tuple[str, tuple[int, ...]]], reserved: ExitStack) -> dict[str, int]:
+    """A free port for each name, given its host and its preferences; all of them different.
+
+    Until `reserved` is closed no other system chooses them, though nothing listens on them yet.
+    """
     chosen: dict[str, int] = {}
     with ExitStack() as held:
         for name, (host, preferences) in wanted.items():
-            for port in (*preferences, 0):
+            for port in (*preferences, *[0] * _ANY_PORT_ATTEMPTS):
                 try:
                     listener = held.enter_context(_bound(host, port))
+                    chosen[name] = listener.getsockname()[1]
+                    reserved.enter_context(_reservation(chosen[name]))
                 except OSError:
                     continue
-                chosen[name] = listener.getsockname()[1]
                 break
             else:
                 raise OSError(f"no port can be bound on {host}")
     return chosen
+
+
+def _reservation(port: int) -> socket.socket:
+    """An abstract name: as wide as ports are, and gone with its holder."""
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0tangram-port-{port}")
+    except OSError:
+        reservation.close()
+        raise
+    return reservation
 
 
 def _bound(host: str, port: int) -> socket.socket:

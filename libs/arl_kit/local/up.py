@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from urllib.parse import urlsplit
 
@@ -39,8 +40,22 @@ async def run(
     state.make()
     _log_to(state)
     stop = _stop_event(until_eof=until_eof)
+    with ExitStack() as reserved:
+        ports = _ports(state, options, reserved)
+        await _keep_up(state, options, environment, commands, ports=ports, stop=stop)
+
+
+async def _keep_up(
+    state: StateDir,
+    options: Options,
+    environment: Mapping[str, str],
+    commands: Mapping[str, tuple[str, ...]],
+    *,
+    ports: Mapping[str, int],
+    stop: asyncio.Event,
+) -> None:
     async with Supervisor(state.path) as supervisor:
-        bringing_up = asyncio.create_task(_bring_up(supervisor, state, options, environment, commands))
+        bringing_up = asyncio.create_task(_bring_up(supervisor, state, options, environment, commands, ports))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((bringing_up, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not bringing_up.done():
@@ -57,13 +72,14 @@ async def _bring_up(
     options: Options,
     environment: Mapping[str, str],
     commands: Mapping[str, tuple[str, ...]],
+    ports: Mapping[str, int],
 ) -> None:
     owner_url = options.database_url or await _start_postgres(supervisor, state)
     supervisor.report("starting", "bringing the schema up to date")
     plan = Plan(
         options=options,
         state=state,
-        ports=_ports(state, options),
+        ports=ports,
         database_urls=await provision(owner_url, state),
         environment=environment,
         commands=commands,
@@ -86,12 +102,12 @@ async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
     return await embedded_database(server)
 
 
-def _ports(state: StateDir, options: Options) -> dict[str, int]:
+def _ports(state: StateDir, options: Options, reserved: ExitStack) -> dict[str, int]:
     """The ports of the last start where they are still free; a port that the user names has to be free."""
     last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
     wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in SERVICES}
     preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
-    ports = choose_ports({**wanted, "gateway": (options.host, preferences)})
+    ports = choose_ports({**wanted, "gateway": (options.host, preferences)}, reserved)
     if options.port and ports["gateway"] != options.port:
         raise OSError(f"port {options.port} on {options.host} is taken; choose another with --port")
     return ports
