@@ -18,23 +18,9 @@ from arl_store.tx import Store
 from arl_wire.internal import AdmitItem, AdmittedHint, CancelWish, EndTrajectoryWish
 from support.builders import a_submission
 from support.peers import RecordingPeers
-from support.postgres import Databases
 from support.rows import Rows, rows_in, store_of
 
 SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def shared(databases: Databases) -> AsyncIterator[str]:
-    owner_url = await databases.clone()
-    yield owner_url
-    await databases.drop(owner_url)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def rows(shared: str) -> AsyncIterator[Rows]:
-    async with rows_in(shared) as rows:
-        yield rows
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -19,8 +19,8 @@ from arl_gateway.waiters import Waiters
 from arl_store.migrate import ensure_api_key, role_url
 from arl_store.tx import ReadTx, Store
 from support.peers import RecordingPeers
-from support.postgres import PASSWORDS, Databases
-from support.rows import Rows, rows_in, store_of
+from support.postgres import PASSWORDS
+from support.rows import Rows, store_of
 
 KEY, STRANGER = "tk_" + "a" * 32, "tk_" + "b" * 32
 MIB = 1 << 20
@@ -28,18 +28,10 @@ SETTLE = "update actions set state = 'settled', outcome = 'ok', settled_at = now
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def shared(databases: Databases) -> AsyncIterator[str]:
-    owner_url = await databases.clone()
-    await ensure_api_key(owner_url, "p", KEY)
-    await ensure_api_key(owner_url, "strangers", STRANGER)
-    yield owner_url
-    await databases.drop(owner_url)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def rows(shared: str) -> AsyncIterator[Rows]:
-    async with rows_in(shared) as rows:
-        yield rows
+async def shared(shared: str) -> str:
+    await ensure_api_key(shared, "p", KEY)
+    await ensure_api_key(shared, "strangers", STRANGER)
+    return shared
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -15,26 +15,18 @@ from arl_gateway.app import build
 from arl_gateway.auth import Keys
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
-from support.postgres import PASSWORDS, Databases
-from support.rows import Rows, rows_in, store_of
+from support.postgres import PASSWORDS
+from support.rows import Rows, store_of
 
 ROOT, OTHER = "tk_" + "r" * 32, "tk_" + "o" * 32
 KEYS = "/v1/admin/keys"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def shared(databases: Databases) -> AsyncIterator[str]:
-    owner_url = await databases.clone()
-    await ensure_api_key(owner_url, "default", ROOT)
-    await ensure_api_key(owner_url, "other", OTHER)
-    yield owner_url
-    await databases.drop(owner_url)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def rows(shared: str) -> AsyncIterator[Rows]:
-    async with rows_in(shared) as rows:
-        yield rows
+async def shared(shared: str) -> str:
+    await ensure_api_key(shared, "default", ROOT)
+    await ensure_api_key(shared, "other", OTHER)
+    return shared
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
