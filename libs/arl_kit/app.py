@@ -10,19 +10,18 @@ from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
+import asyncpg
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arl_kit.metrics import CONTENT_TYPE, Metrics
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import current_traceparent, new_traceparent, set_up_logging, trace_id_of, valid_traceparent
-from arl_store.tx import Store, is_temporary
+from arl_store.tx import PoolBusy, Store, is_temporary
 from arl_wire.errors import (
     BadRequest,
     FieldError,
@@ -81,7 +80,7 @@ def create_app(
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    for lost in (SQLAlchemyError, OSError, TimeoutError):
+    for lost in (asyncpg.PostgresError, asyncpg.InterfaceError, PoolBusy, OSError, TimeoutError):
         app.add_exception_handler(lost, _on_database_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     _add_probes(app, ready)
@@ -302,7 +301,7 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     """Not reaching Postgres is temporary; anything else it says is our mistake and is logged with its cause."""
     if not is_temporary(error):
         return await _on_unexpected_error(request, error)
-    what = "all connections to the database are in use" if isinstance(error, PoolTimeout) else _UNREACHABLE
+    what = "all connections to the database are in use" if isinstance(error, PoolBusy) else _UNREACHABLE
     log.warning("%s: %s", what, type(error).__name__)
     return _respond(Unavailable(f"{what}; try again", retry_after_s=1), current_traceparent.get())
 

@@ -1,16 +1,21 @@
-"""Access to Postgres. A path that only reads gets a type that cannot write."""
+"""Access to Postgres. A path that only reads gets a type that cannot write.
 
+Statements are SQLAlchemy's, so that parameters have names; they are compiled once and run by asyncpg itself, which
+takes a third of the CPU time (README, «Decisions»).
+"""
+
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Executable, Row, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import ClauseElement, TextClause, text
+from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.sql.compiler import SQLCompiler
 
-__all__ = ["ReadTx", "Store", "WriteTx", "engine_for", "is_temporary", "open_store"]
+__all__ = ["PoolBusy", "ReadTx", "Row", "Store", "WriteTx", "engine_for", "is_temporary", "open_store"]
 
 Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0
@@ -18,75 +23,133 @@ TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "4000
 """SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization."""
 
 
+class PoolBusy(Exception):
+    """All connections of the pool are in use, and none came free in time."""
+
+
+class Row(asyncpg.Record):  # type: ignore[misc]
+    """A row whose columns are attributes."""
+
+    def __getattr__(self, column: str) -> Any:
+        try:
+            return self[column]
+        except KeyError:
+            raise AttributeError(column) from None
+
+
 class ReadTx:
     """Statements outside a transaction: each is its own snapshot."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
 
-    async def fetch(self, statement: Executable, parameters: Parameters | None = None) -> Sequence[Row[Any]]:
-        return (await self._connection.execute(statement, parameters)).all()
+    async def fetch(self, statement: ClauseElement, parameters: Parameters | None = None) -> Sequence[Row]:
+        sql, values = _bound(statement, parameters)
+        return list(await self._connection.fetch(sql, *values))
 
-    async def first(self, statement: Executable, parameters: Parameters | None = None) -> Row[Any] | None:
-        return (await self._connection.execute(statement, parameters)).first()
+    async def first(self, statement: ClauseElement, parameters: Parameters | None = None) -> Row | None:
+        sql, values = _bound(statement, parameters)
+        row: Row | None = await self._connection.fetchrow(sql, *values)
+        return row
 
 
 class WriteTx(ReadTx):
     """One short transaction. It commits where it was opened, and nobody waits for the network inside."""
 
-    async def execute(self, statement: Executable, parameters: Parameters | None = None) -> int:
+    async def execute(self, statement: ClauseElement, parameters: Parameters | None = None) -> int:
         """Number of rows the statement changed."""
-        return int((await self._connection.execute(statement, parameters)).rowcount)
+        sql, values = _bound(statement, parameters)
+        tag = str(await self._connection.execute(sql, *values))
+        count = tag.rpartition(" ")[2]
+        return int(count) if count.isdecimal() else 0
 
 
 class Store:
-    """A bounded pool. Asking for a connection fails after `acquire_timeout_s` instead of piling up."""
+    """A bounded pool. Whoever gets no connection in time is told so instead of piling up."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, url: str, *, pool_size: int, pool_wait_s: float, connect: Mapping[str, Any]) -> None:
+        self._url = url
+        self._size = pool_size
+        self._wait_s = pool_wait_s
+        self._connect = dict(connect)
+        self._pool: asyncpg.Pool | None = None
+        self._places = asyncio.Semaphore(pool_size)
         self.acquire_failures = 0
         """How often there was no connection to be had, in all."""
-        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
-        async with self._counted(self._autocommit.connect()) as connection:
+        async with self._place(), self._connection() as connection:
             yield ReadTx(connection)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteTx]:
-        async with self._counted(self._engine.begin()) as connection:
+        async with self._place(), self._connection() as connection, connection.transaction():
             yield WriteTx(connection)
 
     @asynccontextmanager
-    async def _counted(
-        self, connecting: AbstractAsyncContextManager[AsyncConnection]
-    ) -> AsyncIterator[AsyncConnection]:
-        acquired = False
-        try:
-            async with connecting as connection:
-                acquired = True
-                yield connection
-        except Exception:
-            self.acquire_failures += not acquired
-            raise
+    async def statement(self) -> AsyncIterator[WriteTx]:
+        """For one statement that is a transaction of its own: it has committed when it answers."""
+        async with self._place(), self._connection() as connection:
+            yield WriteTx(connection)
 
     async def ping(self) -> None:
         async with self.read() as tx:
             await tx.first(text("select 1"))
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        if self._pool is not None:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        try:
+            if self._places.locked():
+                async with asyncio.timeout(self._wait_s):
+                    await self._places.acquire()
+            else:
+                await self._places.acquire()
+        except TimeoutError:
+            self.acquire_failures += 1
+            raise PoolBusy(f"all {self._size} connections to the database are in use") from None
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        try:
+            pool = await self._opened()
+            connection = await pool.acquire()
+        except Exception:
+            self.acquire_failures += 1
+            raise
+        try:
+            yield connection
+        except asyncpg.DataError as error:
+            # What the driver says of a parameter that does not fit holds its value: what clients pass to programs.
+            raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
+        finally:
+            await pool.release(connection)
+
+    async def _opened(self) -> asyncpg.Pool:
+        """Connections are made at their first use; opening an empty pool awaits nothing."""
+        if self._pool is None:
+            self._pool = await asyncpg.create_pool(
+                self._url, min_size=0, max_size=self._size, record_class=Row, reset=_nothing_to_reset, **self._connect
+            )
+        return self._pool
 
 
 def is_temporary(error: Exception) -> bool:
     """Not reachable, starting, stopping, overloaded or chosen to end a deadlock: the same may succeed later."""
-    if isinstance(error, (OSError, TimeoutError, OperationalError, InterfaceError, PoolTimeout)):
+    if isinstance(error, (OSError, TimeoutError, PoolBusy, asyncpg.InterfaceError)):
         return True
-    if not isinstance(error, DBAPIError):
+    if not isinstance(error, asyncpg.PostgresError):
         return False
-    state = str(getattr(error.orig, "sqlstate", "") or "")
-    return error.connection_invalidated or state[:2] in ("08", "53") or state in TEMPORARY_STATES
+    state = str(error.sqlstate or "")
+    return state[:2] in ("08", "53") or state in TEMPORARY_STATES
 
 
 def open_store(
@@ -109,30 +172,55 @@ def open_store(
         "idle_in_transaction_session_timeout": timeout_ms,
         "jit": "off",
     }
-    engine = engine_for(
+    return Store(
         url,
+        pool_size=pool_size,
+        pool_wait_s=acquire_timeout_s if pool_wait_s is None else pool_wait_s,
         # The server ends a statement in time; this ends the wait for a server that is not there any more.
         connect={
             "timeout": acquire_timeout_s,
             "command_timeout": statement_timeout_s + CLIENT_MARGIN_S,
             "server_settings": server_settings,
         },
-        pool_size=pool_size,
-        max_overflow=0,
-        pool_timeout=acquire_timeout_s if pool_wait_s is None else pool_wait_s,
-        pool_use_lifo=True,
     )
-    return Store(engine)
 
 
-def engine_for(url: str, *, connect: Mapping[str, Any] | None = None, **options: Any) -> AsyncEngine:
-    """The driver reads the URL itself, so that every libpq form works: sslmode, socket directories, several hosts.
+def engine_for(url: str) -> AsyncEngine:
+    """For migrations. The driver reads the URL itself, so that every libpq form works: sslmode, socket directories.
 
-    Parameters never reach an error's text: they hold what clients pass to their programs.
+    Parameters never reach an error's text.
     """
-    arguments = dict(connect or {})
 
     async def open_connection() -> asyncpg.Connection:
-        return await asyncpg.connect(url, **arguments)
+        return await asyncpg.connect(url)
 
-    return create_async_engine("postgresql+asyncpg://", async_creator=open_connection, hide_parameters=True, **options)
+    return create_async_engine("postgresql+asyncpg://", async_creator=open_connection, hide_parameters=True)
+
+
+_DIALECT = asyncpg_dialect()  # type: ignore[no-untyped-call]
+_texts: dict[TextClause, tuple[str, tuple[str, ...]]] = {}
+"""Statements of fixed text are constants of a repository; their number is bounded."""
+
+
+def _bound(statement: ClauseElement, parameters: Parameters | None) -> tuple[str, list[Any]]:
+    """The statement with numbered parameters, and their values in that order."""
+    if not isinstance(statement, TextClause):
+        compiled = _compile(statement)
+        return compiled.string, [compiled.params[name] for name in compiled.positiontup or ()]
+    known = _texts.get(statement)
+    if known is None:
+        compiled = _compile(statement)
+        known = _texts[statement] = (compiled.string, tuple(compiled.positiontup or ()))
+    given = parameters or {}
+    return known[0], [given[name] for name in known[1]]
+
+
+def _compile(statement: ClauseElement) -> SQLCompiler:
+    compiled = statement.compile(dialect=_DIALECT)
+    if not isinstance(compiled, SQLCompiler):
+        raise TypeError(f"{type(statement).__name__} is no statement with parameters")
+    return compiled
+
+
+async def _nothing_to_reset(connection: asyncpg.Connection) -> None:
+    """Statements here leave nothing behind in their session; the pool's default would cost a round trip each time."""

@@ -41,7 +41,11 @@ class AdmitRequest(BaseModel):
 
 
 class AdmitAnswer(BaseModel):
+    """One of `id` and `problem`."""
+
     id: UUID | None = None
+    created: bool = False
+    """False where its key stood for an action that was there already."""
     problem: Problem | None = None
 
 

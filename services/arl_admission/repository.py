@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from arl_admission.normalise import NewAction
-from arl_store.tx import ReadTx, WriteTx
+from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
     "claim_keys",
@@ -184,12 +183,12 @@ async def known_keys(tx: WriteTx, keys: Sequence[tuple[int, str]]) -> dict[tuple
     return {(row.project_id, row.key): (row.body_hash, row.id) for row in rows}
 
 
-async def count_queued(tx: ReadTx) -> Sequence[Row[Any]]:
+async def count_queued(tx: ReadTx) -> Sequence[Row]:
     """Of each queue: its own limit, if it has one, and how many wait in it."""
     return await tx.fetch(COUNT_QUEUED)
 
 
-async def insert_actions(tx: WriteTx, actions: Sequence[NewAction]) -> dict[UUID, Row[Any]]:
+async def insert_actions(tx: WriteTx, actions: Sequence[NewAction]) -> dict[UUID, Row]:
     columns = {field.name: [getattr(action, field.name) for action in actions] for field in fields(NewAction)}
     rows = await tx.fetch(INSERT_ACTIONS, columns)
     return {row.id: row for row in rows}
@@ -216,5 +215,5 @@ async def environment_sizes(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dic
     }
 
 
-async def node_capacities(tx: ReadTx) -> Sequence[Row[Any]]:
+async def node_capacities(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(NODE_CAPACITIES)

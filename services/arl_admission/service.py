@@ -5,10 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
-
-from sqlalchemy import Row
 
 from arl_admission import repository
 from arl_admission.backlog import Backlog
@@ -21,7 +18,7 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
-from arl_store.tx import Store, WriteTx
+from arl_store.tx import Row, Store, WriteTx
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import (
     DemandImpossible,
@@ -69,7 +66,7 @@ class Admission:
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
-        self._inserts: Batcher[AdmitItem, UUID] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
+        self._inserts: Batcher[AdmitItem, AdmitAnswer] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
@@ -80,7 +77,7 @@ class Admission:
             try:
                 if isinstance(future, TangramError):
                     raise future
-                answers.append(AdmitAnswer(id=await future))
+                answers.append(await future)
             except TangramError as error:
                 self._metrics.refused.labels(error.code).inc()
                 answers.append(AdmitAnswer(problem=error.problem()))
@@ -140,7 +137,7 @@ class Admission:
             for row in rows
         ]
 
-    async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[UUID | Exception]:
+    async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One transaction for the whole batch."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
         ids = [uuid7() for _ in items]
@@ -162,7 +159,7 @@ class Admission:
         if new:
             self._backlog.inserted(Counter(action.queue_id for action in new))
             self._hint([_queued(action, inserted[action.id]) for action in new])
-        return [answers[at] for at in range(len(items))]
+        return [_admitted(answers[at], new_id=ids[at]) for at in range(len(items))]
 
     async def _ensure_queues(self, wanted: set[tuple[int, str]]) -> None:
         """Queues are made in a transaction of their own, so that what is cached is committed."""
@@ -219,12 +216,18 @@ class Admission:
                 claims.setdefault((item.project_id, item.key), (item.project_id, item.key, item.body_hash or "", id))
         if not claims:
             return list(ids)
-        await repository.claim_keys(tx, list(claims.values()), retention_s=self._settings.key_retention_s)
-        known = await repository.known_keys(tx, list(claims))
+        known = {key: (claim[2], claim[3]) for key, claim in claims.items()}
+        ours = await repository.claim_keys(tx, list(claims.values()), retention_s=self._settings.key_retention_s)
+        if taken := claims.keys() - ours:
+            known |= await repository.known_keys(tx, sorted(taken))
         return [
             id if item.key is None else _bound(item, known[item.project_id, item.key])
             for item, id in zip(items, ids, strict=True)
         ]
+
+
+def _admitted(answer: UUID | Exception, *, new_id: UUID) -> AdmitAnswer | Exception:
+    return AdmitAnswer(id=answer, created=answer == new_id) if isinstance(answer, UUID) else answer
 
 
 def _bound(item: AdmitItem, known: tuple[str, UUID]) -> UUID | Exception:
@@ -256,7 +259,7 @@ def _queue_full(task: str, limit: int) -> QueueFull:
     return QueueFull(message, errors=[FieldError(field="task", message=message)], retry_after_s=QUEUE_FULL_RETRY_S)
 
 
-def _queued(action: NewAction, row: Row[Any]) -> QueuedAction:
+def _queued(action: NewAction, row: Row) -> QueuedAction:
     return action.queued(submitted=row.submitted, deadline=row.deadline)
 
 

@@ -13,8 +13,6 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row
-
 from arl_core.fence import Fence
 from arl_cpu import repository
 from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, RunningAttempt
@@ -29,7 +27,7 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.loops import PollLoop
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
-from arl_store.tx import Store, is_temporary
+from arl_store.tx import Row, Store, is_temporary
 from arl_store.wake import Notifier
 from arl_wire.internal import FenceBody, FreedHint, GrantBody
 
@@ -131,7 +129,7 @@ class Manager:
         """Nothing starts before its guarded `granted -> running` has committed."""
         self._metrics.starts.observe(len(fences))
         try:
-            async with self._store.write() as tx:
+            async with self._store.statement() as tx:
                 rows = await repository.start(tx, fences, node_id=self.node_id, epoch=self.epoch)
         except Exception:
             # Not known whether it committed: the poll reads the rows and starts what is running and not here.
@@ -148,7 +146,7 @@ class Manager:
         await self._launch(started)
         return [None] * len(fences)
 
-    async def _launch(self, rows: Mapping[Fence, Row[Any]]) -> None:
+    async def _launch(self, rows: Mapping[Fence, Row]) -> None:
         specs: list[ExecSpec] = []
         for fence, row in rows.items():
             attempt = self._holdings.attempt(fence)
@@ -200,7 +198,7 @@ class Manager:
 
     async def _settle_together(self, reports: Sequence[Report]) -> None:
         self._failpoints.hit("manager.after_exit_before_settle")
-        async with self._store.write() as tx:
+        async with self._store.statement() as tx:
             settled, requeued = await repository.settle(tx, reports, epoch=self.epoch)
         self._count(reports, settled, requeued)
         fences = [report.fence for report in reports]

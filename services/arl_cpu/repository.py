@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_cpu.executor import Report
-from arl_store.tx import ReadTx, WriteTx
+from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
     "Found",
@@ -155,52 +155,72 @@ REFUSE = text(f"""
 
 # An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
 # client said that the action may run twice and the environment still lives.
+#
+# The edge, the result, and what it means for the environment: one statement, one commit.
 SETTLE = text("""
-    with ours as (
+    with report as materialized (
+        select *
+          from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
+                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:environments_lost as boolean[]),
+                      cast(:exit_codes as int[]), cast(:signals as int[]), cast(:stdouts as bytea[]),
+                      cast(:stderrs as bytea[]), cast(:stdout_bytes as bigint[]), cast(:stderr_bytes as bigint[]),
+                      cast(:files as text[]), cast(:missing as text[]), cast(:cpu_us as bigint[]),
+                      cast(:peaks_kib as bigint[]), cast(:left_behind as int[]), cast(:messages as text[]),
+                      cast(:enforcements as text[]))
+               as r (id, grant_no, outcome, reason, run_us, environment_lost, exit_code, signal, stdout, stderr,
+                     stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, left_behind, message,
+                     enforcement)
+    ), ours as (
         select a.id, r.outcome, r.reason, r.run_us,
                r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
                and (a.environment_id is null or (a.idempotent and not r.environment_lost)) as retry
           from actions as a
-          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
-                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:environments_lost as boolean[]))
-               as r (id, grant_no, outcome, reason, run_us, environment_lost) using (id, grant_no)
+          join report as r using (id, grant_no)
          where a.node_epoch = :epoch
            and a.state in ('granted', 'running')
          order by a.id
            for no key update of a
+    ), edge as (
+        update actions as a
+           set state = case when ours.retry then 'queued' else 'settled' end,
+               outcome = case when ours.retry then null else ours.outcome end,
+               reason = case when ours.retry then null else ours.reason end,
+               failures = a.failures + (ours.outcome = 'infra_error')::int,
+               admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
+               run_us = case when ours.retry then null else ours.run_us end,
+               settled_at = case when ours.retry then null else now() end
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.state, a.environment_id
+    ), result as (
+        insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
+                                    missing_files, cpu_us, peak_memory_kib, left_behind, message, enforcement)
+        select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
+               array(select json_array_elements_text(missing::json)), cpu_us, peak_memory_kib, left_behind, message,
+               enforcement::jsonb
+          from edge
+          join report using (id, grant_no)
+         where edge.state = 'settled'
+    ), home as (
+        select e.id, h.lost and e.ended_at is null and e.lost_at is null and e.node_epoch = :epoch as lost
+          from environments as e
+          join (select edge.environment_id as id, bool_or(report.environment_lost) as lost
+                  from edge
+                  join report using (id, grant_no)
+                 where report.run_us > 0 or report.environment_lost
+                 group by edge.environment_id) as h using (id)
+         order by e.id
+           for no key update of e
+    ), touched as (
+        update environments as e
+           set last_used_at = now(),
+               lost_at = case when home.lost then now() else e.lost_at end,
+               end_reason = case when home.lost then 'agent_lost' else e.end_reason end,
+               changed_xid = case when home.lost then pg_current_xact_id() else e.changed_xid end
+          from home
+         where e.id = home.id
     )
-    update actions as a
-       set state = case when ours.retry then 'queued' else 'settled' end,
-           outcome = case when ours.retry then null else ours.outcome end,
-           reason = case when ours.retry then null else ours.reason end,
-           failures = a.failures + (ours.outcome = 'infra_error')::int,
-           admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
-           run_us = case when ours.retry then null else ours.run_us end,
-           settled_at = case when ours.retry then null else now() end
-      from ours
-     where a.id = ours.id
- returning a.id, a.grant_no, a.state, a.environment_id
-""")
-
-INSERT_RESULTS = text("""
-    insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
-                                missing_files, cpu_us, peak_memory_kib, left_behind, message, enforcement)
-    select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
-           array(select json_array_elements_text(missing::json)), cpu_us, peak_memory_kib, left_behind, message,
-           enforcement::jsonb
-      from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:exit_codes as int[]), cast(:signals as int[]),
-                  cast(:stdouts as bytea[]), cast(:stderrs as bytea[]), cast(:stdout_bytes as bigint[]),
-                  cast(:stderr_bytes as bigint[]), cast(:files as text[]), cast(:missing as text[]),
-                  cast(:cpu_us as bigint[]), cast(:peaks_kib as bigint[]), cast(:left_behind as int[]),
-                  cast(:messages as text[]), cast(:enforcements as text[]))
-           as r (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files, missing, cpu_us,
-                 peak_memory_kib, left_behind, message, enforcement)
-""")
-
-TOUCH_ENVIRONMENTS = text("""
-    update environments
-       set last_used_at = now()
-     where id in (select id from environments where id = any(cast(:ids as uuid[])) order by id for no key update)
+    select id, grant_no, state from edge
 """)
 
 LOSE_ENVIRONMENTS = text("""
@@ -251,16 +271,16 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> Found:
     return Found(held=json.loads(row.held), live=live, ending=ending)
 
 
-async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row[Any]]:
+async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row]:
     return await tx.fetch(LIVE_ENVIRONMENTS, {"node_id": node_id, "epoch": epoch})
 
 
-async def start(tx: WriteTx, fences: Sequence[Fence], *, node_id: int, epoch: UUID) -> Sequence[Row[Any]]:
+async def start(tx: WriteTx, fences: Sequence[Fence], *, node_id: int, epoch: UUID) -> Sequence[Row]:
     """The fences that are running now, with their specs. One that does not come back was lost."""
     return await tx.fetch(START, {**_columns(fences), "node_id": node_id, "epoch": epoch})
 
 
-async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row[Any]]:
+async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
     """Specs of running rows that never reached the executor."""
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
@@ -277,25 +297,15 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
     rows = await tx.fetch(
         SETTLE,
         {
-            **_columns([report.fence for report in reports]),
             "outcomes": [report.outcome for report in reports],
             "reasons": [report.reason for report in reports],
             "run_us": [report.run_us for report in reports],
             "environments_lost": [report.environment_lost for report in reports],
             "epoch": epoch,
+            **_results(reports),
         },
     )
     settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
-    if settled:
-        await tx.execute(INSERT_RESULTS, _results([report for report in reports if report.fence in settled]))
-    ran = {report.fence for report in reports if report.run_us}
-    used = sorted({row.environment_id for row in rows if row.environment_id and Fence(row.id, row.grant_no) in ran})
-    if used:
-        await tx.execute(TOUCH_ENVIRONMENTS, {"ids": used})
-    lost_fences = {report.fence for report in reports if report.environment_lost}
-    lost = [row.environment_id for row in rows if row.environment_id and Fence(row.id, row.grant_no) in lost_fences]
-    if lost:
-        await lose_environments(tx, lost, reason="agent_lost", epoch=epoch)
     return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 

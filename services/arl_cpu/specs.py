@@ -2,18 +2,16 @@
 
 import json
 from base64 import b64decode
-from typing import Any
-
-from sqlalchemy import Row
 
 from arl_core.fence import Fence
 from arl_core.model import Amounts
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from arl_store.tx import Row
 
 __all__ = ["exec_spec", "refusal"]
 
 
-def refusal(row: Row[Any], *, enforced: frozenset[str]) -> Report | None:
+def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
     """The report of an attempt that must not start: cancelled, its environment gone, a wall missing."""
     fence = Fence(row.id, row.grant_no)
     if row.cancel:
@@ -33,7 +31,7 @@ def refusal(row: Row[Any], *, enforced: frozenset[str]) -> Report | None:
     return None
 
 
-def exec_spec(row: Row[Any], amounts: Amounts, cores: tuple[int, ...]) -> ExecSpec:
+def exec_spec(row: Row, amounts: Amounts, cores: tuple[int, ...]) -> ExecSpec:
     environment = json.loads(row.environment)
     payload = json.loads(row.payload)
     return ExecSpec(

@@ -3,13 +3,10 @@
 import json
 import secrets
 from hashlib import sha256
-from typing import Any
-
-from sqlalchemy import Row
 
 from arl_gateway import repository
 from arl_gateway.auth import Caller, Keys
-from arl_store.tx import Store, WriteTx
+from arl_store.tx import Row, Store, WriteTx
 from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 
@@ -66,7 +63,7 @@ class KeyAdmin:
         self._keys.forget(id)
         return _shown(row)
 
-    async def _audit(self, tx: WriteTx, verb: str, row: Row[Any], caller: Caller) -> None:
+    async def _audit(self, tx: WriteTx, verb: str, row: Row, caller: Caller) -> None:
         detail = {"project": row.project, "prefix": row.prefix, "scopes": row.scopes}
         await repository.insert_audit(
             tx,
@@ -96,7 +93,7 @@ async def _new_project(tx: WriteTx, name: str) -> int:
     return id
 
 
-def _shown(row: Row[Any]) -> Key:
+def _shown(row: Row) -> Key:
     return Key(
         id=row.id,
         project=row.project,

@@ -1,13 +1,12 @@
 """What the gateway reads, and its own writes: keys, projects and the audit log."""
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, select, text
+from sqlalchemy import select, text
 
 from arl_store.tables import action_specs, actions, nodes, queues
-from arl_store.tx import ReadTx, WriteTx
+from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
     "actions_by_id",
@@ -20,7 +19,6 @@ __all__ = [
     "list_actions",
     "list_keys",
     "list_nodes",
-    "results_by_id",
     "revoke_key",
     "settled_among",
     "states_by_id",
@@ -88,11 +86,18 @@ STATES_BY_ID = text("""
        and project_id = :project_id
 """)
 
-RESULTS_BY_ID = text("""
-    select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::text as files,
-           missing_files, cpu_us, peak_memory_kib, left_behind, message, enforcement::text as enforcement
-      from action_results
-     where id = any(cast(:ids as uuid[]))
+ACTIONS_BY_ID = text("""
+    select a.id, a.project_id, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, a.amounts, a.failures,
+           a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
+           q.task, s.labels, n.name as node, r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr,
+           r.stdout_bytes, r.stderr_bytes, r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.left_behind,
+           r.message, r.enforcement
+      from actions as a
+      join queues as q on q.id = a.queue_id
+      join action_specs as s on s.id = a.id
+      left join nodes as n on n.id = a.node_id
+      left join action_results as r on r.id = a.id and r.grant_no = a.grant_no and a.state = 'settled'
+     where a.id = any(cast(:ids as uuid[]))
 """)
 
 LIST_NODES = text("""
@@ -204,13 +209,13 @@ _ACTION = (
 )
 
 
-async def key_by_hash(tx: ReadTx, digest: bytes) -> Row[Any] | None:
+async def key_by_hash(tx: ReadTx, digest: bytes) -> Row | None:
     return await tx.first(KEY_BY_HASH, {"hash": digest})
 
 
 async def insert_key(
     tx: WriteTx, *, project_id: int, prefix: str, digest: bytes, scopes: Sequence[str], expires_in_s: int | None
-) -> Row[Any]:
+) -> Row:
     row = await tx.first(
         INSERT_KEY,
         {
@@ -239,11 +244,11 @@ async def insert_audit(tx: WriteTx, *, project_id: int, api_key_id: int, verb: s
     )
 
 
-async def key_of_project(tx: ReadTx, *, id: int, project_id: int) -> Row[Any] | None:
+async def key_of_project(tx: ReadTx, *, id: int, project_id: int) -> Row | None:
     return await tx.first(KEY_OF_PROJECT, {"id": id, "project_id": project_id})
 
 
-async def list_keys(tx: ReadTx, *, project_id: int, before: int | None, limit: int) -> Sequence[Row[Any]]:
+async def list_keys(tx: ReadTx, *, project_id: int, before: int | None, limit: int) -> Sequence[Row]:
     """Newest first."""
     return await tx.fetch(LIST_KEYS, {"project_id": project_id, "before": before, "limit": limit})
 
@@ -253,16 +258,12 @@ async def revoke_key(tx: WriteTx, *, id: int, project_id: int) -> bool:
     return await tx.execute(REVOKE_KEY, {"id": id, "project_id": project_id}) > 0
 
 
-async def actions_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row[Any]]:
-    """Those of `ids` that belong to the project; the others are as good as unknown."""
-    return await tx.fetch(_ACTION.where(actions.c.id.in_(ids), actions.c.project_id == project_id))
+async def actions_by_id(tx: ReadTx, ids: Sequence[UUID]) -> Sequence[Row]:
+    """Of any project: the reader's is compared with `project_id`. A settled one comes with its result."""
+    return await tx.fetch(ACTIONS_BY_ID, {"ids": list(ids)})
 
 
-async def results_by_id(tx: ReadTx, ids: Sequence[UUID]) -> Sequence[Row[Any]]:
-    return await tx.fetch(RESULTS_BY_ID, {"ids": list(ids)})
-
-
-async def states_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row[Any]]:
+async def states_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:
     return await tx.fetch(STATES_BY_ID, {"ids": list(ids), "project_id": project_id})
 
 
@@ -280,7 +281,7 @@ async def list_actions(
     state: str | None,
     before: UUID | None,
     limit: int,
-) -> Sequence[Row[Any]]:
+) -> Sequence[Row]:
     """Newest first. Ids are in order of time, so the cursor is an id."""
     statement = _ACTION.where(actions.c.project_id == project_id, queues.c.project_id == project_id)
     if task is not None:
@@ -294,10 +295,10 @@ async def list_actions(
     return await tx.fetch(statement.order_by(actions.c.id.desc()).limit(limit))
 
 
-async def list_nodes(tx: ReadTx, *, ttl_s: float) -> Sequence[Row[Any]]:
+async def list_nodes(tx: ReadTx, *, ttl_s: float) -> Sequence[Row]:
     return await tx.fetch(LIST_NODES, {"ttl_s": ttl_s})
 
 
-async def audit(tx: ReadTx) -> Row[Any]:
+async def audit(tx: ReadTx) -> Row:
     """Every row is looked at once; it takes seconds where there are millions."""
     return (await tx.fetch(AUDIT))[0]

@@ -79,12 +79,12 @@ async def _admin_writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     return caller
 
 
-def _actions(request: Request) -> Actions:
+async def _actions(request: Request) -> Actions:
     actions: Actions = request.app.state.actions
     return actions
 
 
-def _key_admin(request: Request) -> KeyAdmin:
+async def _key_admin(request: Request) -> KeyAdmin:
     keys: KeyAdmin = request.app.state.key_admin
     return keys
 
@@ -123,11 +123,10 @@ async def submit_action(
     tracestate: TraceState = None,
 ) -> Action:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
-    id = await actions.submit(
-        body, caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate
+    action = await actions.submit(
+        body, caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate, wait_s=wait
     )
-    action = await actions.get(id, caller, wait_s=wait)
-    response.headers["location"] = f"/v1/actions/{id}"
+    response.headers["location"] = f"/v1/actions/{action.id}"
     response.status_code = 200 if action.state is State.SETTLED else 202
     return action
 

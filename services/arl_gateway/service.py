@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from uuid import UUID
 
@@ -41,6 +42,12 @@ WAITING_BYTES = 256 << 20
 """What may wait for its turn here; beyond that the answer is 503 at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    id: UUID
+    created: bool
+
+
 class Actions:
     def __init__(
         self, store: Store, peers: Peers, waiters: Waiters, *, admission_url: str, failpoints: Failpoints | None = None
@@ -50,7 +57,7 @@ class Actions:
         self._waiters = waiters
         self._admission_url = admission_url
         self._failpoints = failpoints or Failpoints()
-        self._submits: Batcher[AdmitItem, UUID] = Batcher(
+        self._submits: Batcher[AdmitItem, _Admitted] = Batcher(
             self._admit, max_batch=500, max_waiting=WAITING, max_waiting_weight=WAITING_BYTES
         )
         self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(
@@ -58,11 +65,25 @@ class Actions:
         )
 
     async def submit(
-        self, action: SubmitAction, caller: Caller, *, key: str | None, traceparent: str | None, tracestate: str | None
-    ) -> UUID:
-        """The id, once the action is durable."""
+        self,
+        action: SubmitAction,
+        caller: Caller,
+        *,
+        key: str | None,
+        traceparent: str | None,
+        tracestate: str | None,
+        wait_s: float = 0.0,
+    ) -> Action:
+        """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
         item, weight = _item(action, caller, _checked_key(key), traceparent, tracestate)
-        return await self._submits.submit(item, weight=weight)
+        wakes = self._waiters.wakes
+        admitted = await self._submits.submit(item, weight=weight)
+        if wait_s > 0:
+            # A new action settles with a wake; one that its key stood for already may have settled long ago.
+            look = not admitted.created or self._waiters.wakes != wakes
+            with self._waiters.watching([admitted.id], look=look) as watch:
+                await watch.changed(wait_s)
+        return await self._read(admitted.id, caller)
 
     async def submit_batch(
         self,
@@ -75,8 +96,8 @@ class Actions:
     ) -> BatchAccepted:
         """A batch's key names its items by their index. What was refused when it was read stays refused."""
         checked = _checked_key(key)
-        answers: dict[int, UUID | BaseException] = {}
-        futures: dict[int, asyncio.Future[UUID]] = {}
+        answers: dict[int, _Admitted | BaseException] = {}
+        futures: dict[int, asyncio.Future[_Admitted]] = {}
         for index, action in enumerate(actions):
             if isinstance(action, ValidationFailed):
                 answers[index] = action
@@ -149,7 +170,7 @@ class Actions:
                 before=_cursor(cursor),
                 limit=limit + 1,
             )
-        items = [action_of(row, None) for row in rows[:limit]]
+        items = [action_of(row) for row in rows[:limit]]
         return ActionPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
 
     async def cancel(self, id: UUID, caller: Caller) -> Action:
@@ -194,18 +215,13 @@ class Actions:
         return {row.id: row.settled for row in rows}
 
     async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | Exception | None]:
-        """Two queries for everybody who reads now: the rows, then the results of the settled ones."""
-        found: dict[tuple[int, UUID], Action] = {}
+        """One query for everybody who reads now; what belongs to another project is as good as unknown."""
         async with self._store.read() as tx:
-            for project_id in sorted({project for project, _ in wanted}):
-                ids = sorted({id for project, id in wanted if project == project_id})
-                rows = await repository.actions_by_id(tx, ids, project_id=project_id)
-                settled = [row.id for row in rows if row.settled_at is not None]
-                results = {row.id: row for row in await repository.results_by_id(tx, settled)} if settled else {}
-                found |= {(project_id, row.id): action_of(row, results.get(row.id)) for row in rows}
+            rows = await repository.actions_by_id(tx, sorted({id for _, id in wanted}))
+        found = {(row.project_id, row.id): action_of(row) for row in rows}
         return [found.get(key) for key in wanted]
 
-    async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[UUID | Exception]:
+    async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[_Admitted | Exception]:
         content = await self._peers.call(f"{self._admission_url}/internal/admit", AdmitRequest(items=list(items)))
         self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
@@ -256,15 +272,17 @@ def _cursor(cursor: str | None) -> UUID | None:
         ) from None
 
 
-def _answer(answer: AdmitAnswer) -> UUID | Exception:
+def _answer(answer: AdmitAnswer) -> _Admitted | Exception:
     if answer.problem is not None:
         return error_from(answer.problem)
-    return answer.id or TangramError("admission answered neither id nor problem")
+    if answer.id is None:
+        return TangramError("admission answered neither id nor problem")
+    return _Admitted(answer.id, answer.created)
 
 
-def _batch_item(answer: UUID | BaseException, index: int) -> BatchItem:
-    if isinstance(answer, UUID):
-        return BatchItem(id=answer)
+def _batch_item(answer: _Admitted | BaseException, index: int) -> BatchItem:
+    if isinstance(answer, _Admitted):
+        return BatchItem(id=answer.id)
     if isinstance(answer, TangramError):
         return BatchItem(problem=problem_of_item(answer, index))
     raise answer

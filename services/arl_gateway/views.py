@@ -3,11 +3,9 @@
 import json
 from base64 import b64encode
 from datetime import datetime
-from typing import Any
-
-from sqlalchemy import Row
 
 from arl_core.states import State
+from arl_store.tx import Row
 from arl_wire.actions import Action, ActionResult, OutputStream, Times
 from arl_wire.audit import Audit
 from arl_wire.nodes import Enforced, Node
@@ -15,7 +13,9 @@ from arl_wire.nodes import Enforced, Node
 __all__ = ["action_of", "audit_of", "node_of"]
 
 
-def action_of(row: Row[Any], result: Row[Any] | None) -> Action:
+def action_of(row: Row) -> Action:
+    """With the result where the row was read with one."""
+    has_result = row.get("has_result", False)
     return Action(
         id=row.id,
         task=row.task,
@@ -24,11 +24,11 @@ def action_of(row: Row[Any], result: Row[Any] | None) -> Action:
         state=row.state,
         outcome=row.outcome,
         reason=row.reason,
-        message=result.message if result is not None else None,
+        message=row.message if has_result else None,
         grant_no=row.grant_no,
         failures=row.failures,
         node=row.node,
-        amounts=row.amounts,
+        amounts=json.loads(row.amounts) if row.amounts is not None else None,
         cancel_requested=row.cancel_requested_at is not None,
         created_at=row.created_at,
         deadline_at=row.deadline_at,
@@ -36,12 +36,12 @@ def action_of(row: Row[Any], result: Row[Any] | None) -> Action:
         started_at=row.started_at,
         settled_at=row.settled_at,
         times=_times(row),
-        labels=row.labels,
-        result=_result(result) if result is not None else None,
+        labels=json.loads(row.labels),
+        result=_result(row) if has_result else None,
     )
 
 
-def node_of(row: Row[Any]) -> Node:
+def node_of(row: Row) -> Node:
     return Node(
         name=row.name,
         kind=row.kind,
@@ -58,12 +58,12 @@ def node_of(row: Row[Any]) -> Node:
     )
 
 
-def audit_of(row: Row[Any]) -> Audit:
+def audit_of(row: Row) -> Audit:
     parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
     return Audit(at=row.at, **parts)
 
 
-def _times(row: Row[Any]) -> Times:
+def _times(row: Row) -> Times:
     """queue is up to the last grant, run the manager's monotonic interval, overhead what remains of the whole."""
     if row.granted_at is None:
         waited = _seconds(row.created_at, row.settled_at) if row.state == State.SETTLED else None
@@ -80,7 +80,7 @@ def _seconds(start: datetime, end: datetime) -> float:
     return round((end - start).total_seconds(), 6)
 
 
-def _result(row: Row[Any]) -> ActionResult:
+def _result(row: Row) -> ActionResult:
     return ActionResult(
         grant_no=row.grant_no,
         exit_code=row.exit_code,

@@ -51,8 +51,11 @@ class Waiters:
         self._poll_s = poll_s
         self._watches: dict[UUID, set[Watch]] = {}
         self._woken = asyncio.Event()
+        self._watched = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining = False
+        self.wakes = 0
+        """How often something settled, so far."""
 
     @property
     def waiting(self) -> int:
@@ -77,15 +80,20 @@ class Waiters:
 
     def wake(self) -> None:
         """Something settled; ours or not, one query tells."""
+        self.wakes += 1
         self._woken.set()
 
     @contextmanager
-    def watching(self, ids: Collection[UUID]) -> Iterator[Watch]:
+    def watching(self, ids: Collection[UUID], *, look: bool = False) -> Iterator[Watch]:
+        """What settles from now on is seen. With `look` a query also finds what had settled before."""
         watch = Watch(ids)
         if self._draining:
             watch.end()
         if not self._watches:
-            # The loop sleeps without a time limit while nobody waits.
+            # Wakes so far were for others.
+            self._woken.clear()
+            self._watched.set()
+        if look:
             self._woken.set()
         for id in watch.pending:
             self._watches.setdefault(id, set()).add(watch)
@@ -112,8 +120,11 @@ class Waiters:
                 await asyncio.sleep(self._poll_s)
 
     async def _turn(self) -> None:
+        if not self._watches:
+            self._watched.clear()
+            await self._watched.wait()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._poll_s if self._watches else None):
+            async with asyncio.timeout(self._poll_s):
                 await self._woken.wait()
         self._woken.clear()
         if not self._watches:

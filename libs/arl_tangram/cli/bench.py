@@ -1,12 +1,14 @@
 """`bench`: measurements that print one JSON document."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
+from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.report import document
 from arl_tangram.cli.demo import system_up
 from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
@@ -47,6 +49,22 @@ def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
+@group.command()
+def overhead(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of no-ops per repeat; the other rates take a quarter.")] = 20,
+    starts: Annotated[int, typer.Option(min=2, help="Idle starts per repeat.")] = 100,
+) -> None:
+    """Actions a second and CPU time a piece beside plain processes, on two systems of its own."""
+    sizes = Sizes(repeats=repeats, seconds=seconds, starts=starts)
+    try:
+        figures, samples = run_overhead(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    _print(document("overhead", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+
+
 async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
     connection = resolve(directory=directory)
     async with AsyncTangram(connection.url, connection.api_key) as client:
@@ -63,4 +81,4 @@ def _print(report: dict[str, Any], *, as_json: bool) -> None:
         print_json(report)
         return
     for name, value in report["figures"].items():
-        stdout.print(f"{name:24} {value:g}")
+        stdout.print(f"{name:30} {value:g}")
