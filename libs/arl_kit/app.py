@@ -16,6 +16,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arl_kit.metrics import CONTENT_TYPE, Metrics
@@ -32,13 +33,15 @@ from arl_wire.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    UnsupportedMediaType,
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "called_by", "create_app", "documented", "metrics_of", "serve", "validation_failed"]
+__all__ = ["VERSION", "called_by", "create_app", "documented", "json_only", "metrics_of", "serve", "validation_failed"]
 
 VERSION = "0.1.0"
 DRAIN_S = 20
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SHOWN = 300
 SLOWEST_BODY = 64 << 10
 """Bytes a second."""
@@ -144,6 +147,16 @@ def called_by(settings: ServiceSettings, *callers: str) -> Any:
         return caller
 
     return Depends(check)
+
+
+async def json_only(request: Request) -> None:
+    """A dependency: a body of another type is refused by that name, and not because it is no object."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = given == "application/json" or (given.startswith("application/") and given.endswith("+json"))
+    if not is_json and await request.body():
+        message = f"is {_printable(given)!r}" if given else "is missing"
+        detail = f"the body is read as application/json, and its content-type {message}"
+        raise UnsupportedMediaType(detail, errors=[FieldError(field="header.Content-Type", message=message)])
 
 
 def documented(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
@@ -280,6 +293,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown paths, wrong methods."""
     if not isinstance(error, HTTPException):
         raise error
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods_here(request))
     for cls in (BadRequest, RequestTimeout, TooLarge):
         # The framework answers so only while it reads a body.
         if error.status_code == cls.status:
@@ -293,8 +309,18 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             code=title.lower().replace(" ", "_"),
             trace_id=trace_id_of(current_traceparent.get()),
         ),
-        dict(error.headers or {}),
+        headers,
     )
+
+
+def _methods_here(request: Request) -> list[str]:
+    """Of all routes of this path: the framework names those of the first one only."""
+    scope = dict(request.scope)
+    return [method for method in METHODS if _answers(request.app.router.routes, scope | {"method": method})]
+
+
+def _answers(routes: Sequence[Any], scope: dict[str, Any]) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:

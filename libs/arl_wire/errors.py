@@ -2,7 +2,7 @@
 
 TangramError
 ├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, RequestTimeout 408,
-│   Conflict 409, TooLarge 413
+│   Conflict 409, TooLarge 413, UnsupportedMediaType 415
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run it
@@ -41,6 +41,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Unprocessable",
+    "UnsupportedMediaType",
     "ValidationFailed",
     "error_from",
 ]
@@ -137,6 +138,10 @@ class TooLarge(TangramError):
 
 class RequestTimeout(TangramError):
     code, status, title = "request_timeout", 408, "The request came too slowly"
+
+
+class UnsupportedMediaType(TangramError):
+    code, status, title = "unsupported_media_type", 415, "The body is not in a format that is read here"
 
 
 class Unprocessable(TangramError):

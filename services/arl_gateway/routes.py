@@ -3,14 +3,15 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from arl_core.states import State
 from arl_gateway.auth import Caller
 from arl_gateway.batch import SubmitBatch
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.service import Actions
-from arl_kit.app import documented
+from arl_kit.app import documented, json_only
 from arl_kit.telemetry import current_traceparent
 from arl_wire.actions import (
     Action,
@@ -37,6 +38,7 @@ from arl_wire.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    UnsupportedMediaType,
     ValidationFailed,
 )
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
@@ -44,17 +46,20 @@ from arl_wire.nodes import NodeList
 
 __all__ = ["admin", "may_administer", "router"]
 
+API_KEY = HTTPBearer(
+    auto_error=False, scheme_name="ApiKey", description="An API key, `tk_…`; `tangram up` makes the first one"
+)
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
-BODY = (BadRequest, TooLarge, RequestTimeout)
+BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 SUBMIT = (*BODY, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
 
 
 async def _caller(
     request: Request,
     response: Response,
-    authorization: Annotated[str | None, Header(include_in_schema=False)] = None,
+    _documented: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)],
 ) -> Caller:
-    caller: Caller = await request.app.state.keys.caller(authorization)
+    caller: Caller = await request.app.state.keys.caller(request.headers.get("authorization"))
     response.headers.update(request.app.state.limiter.take(caller.key_id))
     return caller
 
@@ -79,6 +84,11 @@ async def _admin_writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     return caller
 
 
+async def _json_body(request: Request, caller: Annotated[Caller, Depends(_caller)]) -> None:
+    """After the key, so that nobody without one learns anything else."""
+    await json_only(request)
+
+
 async def _actions(request: Request) -> Actions:
     actions: Actions = request.app.state.actions
     return actions
@@ -89,6 +99,7 @@ async def _key_admin(request: Request) -> KeyAdmin:
     return keys
 
 
+JSON_BODY = [Depends(_json_body)]
 Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
 Admin = Annotated[Caller, Depends(may_administer)]
@@ -109,6 +120,7 @@ admin = APIRouter(prefix="/v1/admin", tags=["admin"])
 @router.post(
     "/actions",
     operation_id="submit_action",
+    dependencies=JSON_BODY,
     status_code=202,
     response_model_exclude_none=True,
     responses={200: {"model": Action, "description": "Settled while waiting"}, **documented(*ANY, *SUBMIT)},
@@ -134,6 +146,7 @@ async def submit_action(
 @router.post(
     "/actions:batch",
     operation_id="submit_actions",
+    dependencies=JSON_BODY,
     status_code=202,
     response_model_exclude_none=True,
     responses=documented(*ANY, *BODY),
@@ -154,6 +167,7 @@ async def submit_actions(
 @router.post(
     "/actions:wait",
     operation_id="wait_for_actions",
+    dependencies=JSON_BODY,
     response_model_exclude_none=True,
     responses=documented(*ANY, *BODY),
 )
@@ -229,6 +243,7 @@ async def list_nodes(caller: Admin, actions: Service) -> NodeList:
 @admin.post(
     "/keys",
     operation_id="create_key",
+    dependencies=JSON_BODY,
     status_code=201,
     response_model_exclude_none=True,
     responses=documented(*ANY, *BODY, Conflict),

@@ -197,7 +197,23 @@ class TestBody:
     async def test_what_is_no_json_object(
         self, api: httpx.AsyncClient, path: str, what: str, content: bytes, headers: dict[str, str]
     ) -> None:
-        assert fields_of(await api.post(path, content=content, headers=headers), 400, 422), what
+        assert fields_of(await api.post(path, content=content, headers=headers), 400, 415, 422), what
+
+    @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application", ""])
+    async def test_one_of_another_type(self, api: httpx.AsyncClient, media_type: str) -> None:
+        headers = {"content-type": media_type} if media_type else {}
+        response = await api.post("/v1/actions", content=as_json(TRUE), headers=headers)
+        assert fields_of(response, 415) == ["header.Content-Type"]
+
+    async def test_one_of_json_says_so_in_several_ways(self, api: httpx.AsyncClient) -> None:
+        for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/merge-patch+json"):
+            response = await api.post("/v1/actions", content=as_json(TRUE), headers={"content-type": media_type})
+            assert response.status_code == 202
+
+    async def test_a_method_that_is_none_of_this_path(self, api: httpx.AsyncClient) -> None:
+        response = await api.put("/v1/actions", json=TRUE)
+        fields_of(response, 405)
+        assert response.headers["allow"] == "GET, POST"
 
     async def test_one_that_announces_too_much(self, api: httpx.AsyncClient) -> None:
         response = await api.post("/v1/actions", content=b" " * (MAX_BODY + 1), headers=JSON)

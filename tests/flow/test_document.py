@@ -1,0 +1,125 @@
+"""The OpenAPI document keeps its word: whatever it allows or forbids is asked, and only what it says is answered."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import requests
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+from schemathesis.checks import load_all_checks
+from schemathesis.config import SchemathesisConfig
+
+from arl_gateway.app import build
+from arl_gateway.settings import GatewaySettings
+from support.postgres import Databases
+from support.system import API_KEY, System, running_system
+
+load_all_checks()
+CHECKS = schemathesis.checks.CHECKS.get_by_names(
+    [
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_headers_conformance",
+        "response_schema_conformance",
+        "unsupported_method",
+        "ignored_auth",
+    ]
+)
+ACTION: dict[str, Any] = {"task": "t", "trajectory": "known", "argv": ["true"], "demand": {"cpu": 0.1}}
+OWN_KEY = "1"
+"""The id of the first key: revoking it would end the test and not the gateway."""
+LONGEST_WAIT_S = 0.05
+"""What a case may wait, so that a test of answers is not one of patience."""
+
+
+def the_document() -> dict[str, Any]:
+    gateway = GatewaySettings(
+        port=1, database_url="postgresql://nobody", service_token="t" * 16, admission_url="http://nobody"
+    )
+    return build(gateway).openapi()
+
+
+DOCUMENT = the_document()
+CONFIG = SchemathesisConfig.from_dict(
+    {"generation": {"deterministic": True, "database": "none", "with-security-parameters": False}}
+)
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=CONFIG)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, cores=64) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def known(system: System) -> dict[str, dict[str, str]]:
+    """What the parameters of a path may name so that there is something to be found."""
+    async with system.client() as api:
+        action = (await api.post("/v1/actions", json=ACTION, params={"wait": 20})).json()
+        key = (await api.post("/v1/admin/keys", json={})).json()
+    return {
+        "/v1/actions/{id}": {"id": action["id"]},
+        "/v1/trajectories/{trajectory}": {"trajectory": "known"},
+        "/v1/admin/keys/{id}": {"id": str(key["id"])},
+    }
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        yield session
+
+
+def ask(case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]) -> None:
+    """As it is, and again for something that is there."""
+    _wait_briefly(case)
+    if case.operation.label != "DELETE /v1/admin/keys/{id}" or str(case.path_parameters.get("id")) != OWN_KEY:
+        _call(case, system, session)
+    if case.operation.path in known:
+        case.path_parameters = dict(known[case.operation.path])
+        _call(case, system, session)
+
+
+def _call(case: Case, system: System, session: requests.Session) -> None:
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    case.call_and_validate(base_url=system.url, session=session, headers=headers, checks=CHECKS)
+
+
+def _wait_briefly(case: Case) -> None:
+    for place, name in ((case.query, "wait"), (case.body, "timeout_s")):
+        if isinstance(place, dict) and _is_a_wait(place.get(name)):
+            place[name] = LONGEST_WAIT_S
+
+
+def _is_a_wait(value: Any) -> bool:
+    try:
+        return float(value) > LONGEST_WAIT_S
+    except (TypeError, ValueError):
+        return False
+
+
+BOUNDED = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@SCHEMA.parametrize()
+@settings(BOUNDED, max_examples=25)
+def test_every_answer_is_a_documented_one(
+    case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]
+) -> None:
+    ask(case, system, session, known)
+
+
+@pytest.mark.slow
+@SCHEMA.parametrize()
+@settings(BOUNDED, max_examples=500)
+def test_every_answer_to_many_more_questions_is_a_documented_one(
+    case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]
+) -> None:
+    ask(case, system, session, known)
