@@ -1,6 +1,6 @@
 """The public API. A route parses, calls and returns."""
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response, Security
@@ -10,7 +10,8 @@ from arl_core.states import State
 from arl_gateway.auth import Caller
 from arl_gateway.batch import SubmitBatch
 from arl_gateway.keys import KeyAdmin
-from arl_gateway.service import Actions
+from arl_gateway.service import Actions, is_known
+from arl_gateway.views import version_of
 from arl_kit.app import documented, json_only
 from arl_kit.telemetry import current_traceparent
 from arl_wire.actions import (
@@ -111,6 +112,10 @@ Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait for the 
 IdempotencyKey = Annotated[
     str | None, Header(alias="Idempotency-Key", description="Makes a repeated request harmless for 24 h")
 ]
+IfNoneMatch = Annotated[
+    str | None, Header(alias="If-None-Match", description="Entity tags, as ETag gave them, of versions known already")
+]
+ETAG: dict[str, Any] = {"ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}}
 TraceState = Annotated[str | None, Header(include_in_schema=False)]
 
 router = APIRouter(prefix="/v1", tags=["actions"])
@@ -179,12 +184,25 @@ async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service) 
 @router.get(
     "/actions/{id}",
     operation_id="get_action",
+    response_model=Action,
     response_model_exclude_none=True,
-    responses=documented(*ANY, NotFound),
+    responses={
+        200: {"headers": ETAG},
+        304: {"description": "It is still the version that If-None-Match names", "headers": ETAG},
+        **documented(*ANY, NotFound),
+    },
 )
-async def get_action(id: UUID, caller: Reader, actions: Service, wait: Wait = 0) -> Action:
-    """One action, with its result once it is settled."""
-    return await actions.get(id, caller, wait_s=wait)
+async def get_action(
+    id: UUID, caller: Reader, actions: Service, response: Response, wait: Wait = 0, if_none_match: IfNoneMatch = None
+) -> Action | Response:
+    """One action, with its result once it is settled.
+
+    With `wait` alone this answers when the action has settled; with `If-None-Match` too, when it is any other
+    version than that, and otherwise 304 when the time is up. A settled action never changes again.
+    """
+    action = await actions.get(id, caller, wait_s=wait, known=if_none_match)
+    response.headers["etag"] = version_of(action)
+    return Response(None, 304, dict(response.headers)) if is_known(action, if_none_match) else action
 
 
 @router.get(

@@ -10,7 +10,7 @@ from uuid import UUID
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_gateway.batch import problem_of_item
-from arl_gateway.views import action_of, audit_of, node_of
+from arl_gateway.views import action_of, audit_of, node_of, version_of
 from arl_gateway.waiters import Waiters
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
@@ -30,13 +30,14 @@ from arl_wire.internal import (
 )
 from arl_wire.nodes import NodeList
 
-__all__ = ["Actions"]
+__all__ = ["Actions", "is_known"]
 
 MAX_KEY = 255
 MAX_TRACESTATE = 512
 READ_CHUNK = 50
 ANSWER_BYTES = 16 << 20
 NODE_TTL_S = 10.0
+LOOK_S = 1.0
 WAITING = 20_000
 WAITING_BYTES = 256 << 20
 """What may wait for its turn here; beyond that the answer is 503 at once."""
@@ -109,8 +110,13 @@ class Actions:
         answers |= zip(futures, admitted, strict=True)
         return BatchAccepted(items=[_batch_item(answers[index], index) for index in range(len(actions))])
 
-    async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0) -> Action:
-        """The action as it is once it settled or `wait_s` have passed."""
+    async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0, known: str | None = None) -> Action:
+        """The action as it is once it settled or `wait_s` have passed.
+
+        Who names the versions that it knows (`If-None-Match`) is answered as soon as there is another one.
+        """
+        if known is not None:
+            return await self._changed(id, caller, known, wait_s)
         if wait_s <= 0:
             return await self._read(id, caller)
         with self._waiters.watching([id]) as watch:
@@ -119,6 +125,17 @@ class Actions:
                 return action
             await watch.changed(wait_s)
         return await self._read(id, caller)
+
+    async def _changed(self, id: UUID, caller: Caller, known: str, wait_s: float) -> Action:
+        """Only settling wakes; any other edge is found by looking once a second, together with all who look then."""
+        ends_at = time.monotonic() + wait_s
+        with self._waiters.watching([id]) as watch:
+            while True:
+                action = await self._read(id, caller)
+                left_s = ends_at - time.monotonic()
+                if action.settled_at is not None or not is_known(action, known) or left_s <= 0 or watch.ended:
+                    return action
+                await watch.changed(min(left_s, LOOK_S))
 
     async def wait(self, request: WaitRequest, caller: Caller) -> WaitResponse:
         """Results are read once, at the end; until then only which ids are settled."""
@@ -226,6 +243,14 @@ class Actions:
         self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
         return [_answer(answer) for answer in answers]
+
+
+def is_known(action: Action, known: str | None) -> bool:
+    """Whether an `If-None-Match` names this version: by weak comparison, as RFC 9110 asks."""
+    if known is None:
+        return False
+    tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
+    return "*" in tags or version_of(action).removeprefix("W/") in tags
 
 
 def _item(

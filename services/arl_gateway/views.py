@@ -3,6 +3,8 @@
 import json
 from base64 import b64encode
 from datetime import datetime
+from hashlib import blake2b
+
 
 from arl_core.states import State
 from arl_store.tx import Row
@@ -10,7 +12,7 @@ from arl_wire.actions import Action, ActionResult, OutputStream, Times
 from arl_wire.audit import Audit
 from arl_wire.nodes import Enforced, Node
 
-__all__ = ["action_of", "audit_of", "node_of"]
+__all__ = ["action_of", "audit_of", "node_of", "version_of"]
 
 
 def action_of(row: Row) -> Action:
@@ -39,6 +41,16 @@ def action_of(row: Row) -> Action:
         labels=json.loads(row.labels),
         result=_result(row) if has_result else None,
     )
+
+
+def version_of(action: Action) -> str:
+    """Its entity tag: another one for whatever an edge, a wish or a resize makes of the row.
+
+    Times of edges need no part in it: each edge changes the state, the grant or the failures.
+    """
+    parts = [action.state, action.grant_no, action.failures, action.cancel_requested, action.amounts]
+    digest = blake2b(json.dumps([str(action.id), *parts], sort_keys=True).encode(), digest_size=8)
+    return f'W/"{digest.hexdigest()}"'
 
 
 def node_of(row: Row) -> Node:
