@@ -18,6 +18,7 @@ from arl_tangram.options import ExecOptions, exec_action
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import NodeList
+from arl_wire.queues import Queue
 
 __all__ = ["AsyncTangram", "Tangram"]
 
@@ -130,6 +131,14 @@ class Tangram:
 
     def revoke_key(self, id: int) -> Key:
         return self._run(operations.revoke_key(id, patience_s=self._patience_s))
+
+    def queues(self) -> builtins.list[Queue]:
+        """Those of our project, with what waits and runs now."""
+        return self._run(operations.list_queues(patience_s=self._patience_s))
+
+    def limit_queue(self, task: str, max_queued: int | None) -> Queue:
+        """How many actions may wait for a task; None: as many as the installation allows by default."""
+        return self._run(operations.limit_queue(task, max_queued, patience_s=self._patience_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None
@@ -244,6 +253,12 @@ class AsyncTangram:
     async def revoke_key(self, id: int) -> Key:
         return await self._run(operations.revoke_key(id, patience_s=self._patience_s))
 
+    async def queues(self) -> builtins.list[Queue]:
+        return await self._run(operations.list_queues(patience_s=self._patience_s))
+
+    async def limit_queue(self, task: str, max_queued: int | None) -> Queue:
+        return await self._run(operations.limit_queue(task, max_queued, patience_s=self._patience_s))
+
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None
         while True:
@@ -313,7 +328,7 @@ def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Reques
     content = None
     if call.body is not None:
         headers["content-type"] = "application/json"
-        content = call.body.model_dump_json(exclude_none=True)
+        content = call.body.model_dump_json(exclude_none=not call.send_null)
     return http.build_request(
         call.method, call.path, params=call.query, headers=headers, content=content, timeout=call.timeout_s
     )

@@ -27,6 +27,7 @@ from arl_wire.actions import (
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import NodeList
+from arl_wire.queues import ChangeQueue, Queue, QueueList
 
 __all__ = [
     "ActionFailed",
@@ -42,8 +43,10 @@ __all__ = [
     "expect_ok",
     "fetched_files",
     "get",
+    "limit_queue",
     "list_actions",
     "list_keys",
+    "list_queues",
     "nodes",
     "revoke_key",
     "run",
@@ -98,6 +101,8 @@ class Call:
     path: str
     query: Mapping[str, str | float | int] | None = None
     body: BaseModel | None = None
+    send_null: bool = False
+    """An absent field and null are two things to this call."""
     headers: Mapping[str, str] | None = None
     timeout_s: float = REPLY_MARGIN_S
 
@@ -261,6 +266,26 @@ def list_keys(*, patience_s: float) -> Operation[list[Key]]:
 def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
     call = Call(method="DELETE", path=f"/v1/admin/keys/{id}")
     return Key.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
+    """In order of their making, all pages."""
+    found: list[Queue] = []
+    cursor: int | None = None
+    while True:
+        query = {"limit": 1000} | ({"cursor": cursor} if cursor is not None else {})
+        call = Call(method="GET", path="/v1/admin/queues", query=query)
+        page = QueueList.model_validate_json((yield from _answered(call, patience_s)))
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+def limit_queue(task: str, max_queued: int | None, *, patience_s: float) -> Operation[Queue]:
+    path = f"/v1/admin/queues/{quote(task, safe='')}"
+    call = Call(method="PATCH", path=path, body=ChangeQueue(max_queued=max_queued), send_null=True)
+    return Queue.model_validate_json((yield from _answered(call, patience_s)))
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ __all__ = [
     "FreedHint",
     "GrantBatch",
     "GrantBody",
+    "LimitQueue",
     "QueuedAction",
     "WishAnswer",
 ]
@@ -113,6 +114,14 @@ class EndTrajectoryWish(BaseModel):
     project_id: int
     task: str
     trajectory: str
+
+
+class LimitQueue(BaseModel):
+    """How many actions may wait in a task's queue; None: as many as the default."""
+
+    project_id: int
+    task: str
+    max_queued: int | None
 
 
 class WishAnswer(BaseModel):

@@ -57,6 +57,10 @@ class Backlog:
     def limit(self, queue_id: int) -> int:
         return self._queue(queue_id).limit
 
+    def limits_changed(self) -> None:
+        """The next look counts, and reads the limits with it."""
+        self._counted_at = float("-inf")
+
     def inserted(self, by_queue: Mapping[int, int]) -> None:
         for queue, new in self._of(by_queue):
             queue.waiting += new

@@ -17,6 +17,7 @@ __all__ = [
     "environment_sizes",
     "insert_actions",
     "known_keys",
+    "limit_queue",
     "node_capacities",
     "wish_cancel",
 ]
@@ -53,6 +54,10 @@ KNOWN_KEYS = text("""
       join unnest(cast(:project_ids as int[]), cast(:keys as text[])) as asked (project_id, key)
      using (project_id, key)
      where s.expires_at >= now()
+""")
+
+LIMIT_QUEUE = text("""
+    update queues set max_queued = :max_queued where project_id = :project_id and task = :task returning id
 """)
 
 COUNT_QUEUED = text("""
@@ -186,6 +191,12 @@ async def known_keys(tx: WriteTx, keys: Sequence[tuple[int, str]]) -> dict[tuple
 async def count_queued(tx: ReadTx) -> Sequence[Row]:
     """Of each queue: its own limit, if it has one, and how many wait in it."""
     return await tx.fetch(COUNT_QUEUED)
+
+
+async def limit_queue(tx: WriteTx, *, project_id: int, task: str, max_queued: int | None) -> int | None:
+    """The id of the queue; None if the task has none yet."""
+    row = await tx.first(LIMIT_QUEUE, {"project_id": project_id, "task": task, "max_queued": max_queued})
+    return int(row.id) if row is not None else None
 
 
 async def insert_actions(tx: WriteTx, actions: Sequence[NewAction]) -> dict[UUID, Row]:

@@ -1,7 +1,7 @@
 from fastapi import APIRouter, Request
 
 from arl_admission.service import Admission
-from arl_wire.internal import AdmitRequest, AdmitResponse, CancelWish, EndTrajectoryWish, WishAnswer
+from arl_wire.internal import AdmitRequest, AdmitResponse, CancelWish, EndTrajectoryWish, LimitQueue, WishAnswer
 
 __all__ = ["router"]
 
@@ -27,3 +27,8 @@ async def cancel(body: CancelWish, request: Request) -> WishAnswer:
 @router.post("/end-trajectory")
 async def end_trajectory(body: EndTrajectoryWish, request: Request) -> WishAnswer:
     return await _admission(request).end_trajectory(body)
+
+
+@router.post("/limit-queue")
+async def limit_queue(body: LimitQueue, request: Request) -> WishAnswer:
+    return await _admission(request).limit_queue(body)

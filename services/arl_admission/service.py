@@ -35,6 +35,7 @@ from arl_wire.internal import (
     AdmittedHint,
     CancelWish,
     EndTrajectoryWish,
+    LimitQueue,
     QueuedAction,
     WishAnswer,
 )
@@ -96,6 +97,17 @@ class Admission:
             )
         self._hint_wishes(count)
         return WishAnswer(count=count)
+
+    async def limit_queue(self, wish: LimitQueue) -> WishAnswer:
+        """What waits already stays; another admission learns of it with its next count."""
+        async with self._store.write() as tx:
+            queue = await repository.limit_queue(
+                tx, project_id=wish.project_id, task=wish.task, max_queued=wish.max_queued
+            )
+        if queue is None:
+            return WishAnswer(count=0)
+        self._backlog.limits_changed()
+        return WishAnswer(count=1)
 
     async def drain(self) -> None:
         await self._inserts.drain()

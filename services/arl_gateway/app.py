@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from arl_gateway.auth import Keys
 from arl_gateway.keys import KeyAdmin
+from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
 from arl_gateway.routes import admin, may_administer, router
 from arl_gateway.service import Actions
@@ -40,6 +41,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.actions = actions
         app.state.keys = Keys(store, cache_s=settings.key_cache_s)
         app.state.key_admin = KeyAdmin(store, app.state.keys)
+        app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
         await listener.start()

@@ -19,6 +19,8 @@ __all__ = [
     "list_actions",
     "list_keys",
     "list_nodes",
+    "list_queues",
+    "queue_of_project",
     "revoke_key",
     "settled_among",
     "states_by_id",
@@ -69,6 +71,36 @@ REVOKE_KEY = text("""
        and project_id = :project_id
        and revoked_at is null
 """)
+
+# Each half is served by the partial index of its states; together they would be a scan of all actions.
+_QUEUE = """
+    with unsettled as (
+        select queue_id, 1 as waiting, 0 as running
+          from actions
+         where state = 'queued' and project_id = :project_id
+     union all
+        select queue_id, 0, 1
+          from actions
+         where state in ('granted', 'running') and project_id = :project_id
+    ), counted as (
+        select queue_id, sum(waiting) as waiting, sum(running) as running from unsettled group by queue_id
+    )
+    select q.id, q.task, q.max_queued, coalesce(c.waiting, 0) as waiting, coalesce(c.running, 0) as running
+      from queues as q
+      left join counted as c on c.queue_id = q.id
+     where q.project_id = :project_id
+"""
+
+LIST_QUEUES = text(
+    _QUEUE
+    + """
+       and (cast(:after as int) is null or q.id > :after)
+     order by q.id
+     limit :limit
+    """
+)
+
+QUEUE_OF_PROJECT = text(_QUEUE + " and q.task = :task")
 
 INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing returning id")
 
@@ -261,6 +293,15 @@ async def revoke_key(tx: WriteTx, *, id: int, project_id: int) -> bool:
 async def actions_by_id(tx: ReadTx, ids: Sequence[UUID]) -> Sequence[Row]:
     """Of any project: the reader's is compared with `project_id`. A settled one comes with its result."""
     return await tx.fetch(ACTIONS_BY_ID, {"ids": list(ids)})
+
+
+async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: int) -> Sequence[Row]:
+    """In order of their making."""
+    return await tx.fetch(LIST_QUEUES, {"project_id": project_id, "after": after, "limit": limit})
+
+
+async def queue_of_project(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
+    return await tx.first(QUEUE_OF_PROJECT, {"project_id": project_id, "task": task})
 
 
 async def states_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:

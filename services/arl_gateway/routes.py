@@ -10,6 +10,7 @@ from arl_core.states import State
 from arl_gateway.auth import Caller
 from arl_gateway.batch import SubmitBatch
 from arl_gateway.keys import KeyAdmin
+from arl_gateway.queues import QueueAdmin
 from arl_gateway.service import Actions, is_known
 from arl_gateway.views import version_of
 from arl_kit.app import documented, json_only
@@ -44,6 +45,7 @@ from arl_wire.errors import (
 )
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import NodeList
+from arl_wire.queues import ChangeQueue, Queue, QueueList
 
 __all__ = ["admin", "may_administer", "router"]
 
@@ -100,6 +102,11 @@ async def _key_admin(request: Request) -> KeyAdmin:
     return keys
 
 
+def _queue_admin(request: Request) -> QueueAdmin:
+    queues: QueueAdmin = request.app.state.queue_admin
+    return queues
+
+
 JSON_BODY = [Depends(_json_body)]
 Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
@@ -107,6 +114,7 @@ Admin = Annotated[Caller, Depends(may_administer)]
 AdminWriter = Annotated[Caller, Depends(_admin_writer)]
 Service = Annotated[Actions, Depends(_actions)]
 KeyService = Annotated[KeyAdmin, Depends(_key_admin)]
+QueueService = Annotated[QueueAdmin, Depends(_queue_admin)]
 KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait for the outcome")]
 IdempotencyKey = Annotated[
@@ -290,6 +298,29 @@ async def list_keys(
 async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeyService) -> Key:
     """End a key, for ever: at once on this gateway, within seconds on others."""
     return await keys.revoke(id, caller)
+
+
+@admin.get("/queues", operation_id="list_queues", response_model_exclude_none=True, responses=documented(*ANY))
+async def list_queues(
+    caller: Admin,
+    queues: QueueService,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> QueueList:
+    """The project's queues, one per task, with what waits and runs now."""
+    return await queues.list(caller, cursor=cursor, limit=limit)
+
+
+@admin.patch(
+    "/queues/{task:path}",
+    operation_id="change_queue",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=documented(*ANY, *BODY, NotFound),
+)
+async def change_queue(task: Name, body: ChangeQueue, caller: AdminWriter, queues: QueueService) -> Queue:
+    """Limit how many actions may wait for a task."""
+    return await queues.change(task, body, caller)
 
 
 @admin.get("/audit", operation_id="audit", responses=documented(*ANY))

@@ -5,7 +5,6 @@ from base64 import b64encode
 from datetime import datetime
 from hashlib import blake2b
 
-
 from arl_core.states import State
 from arl_store.tx import Row
 from arl_wire.actions import Action, ActionResult, OutputStream, Times

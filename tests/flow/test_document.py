@@ -68,6 +68,7 @@ async def known(system: System) -> dict[str, dict[str, str]]:
         "/v1/actions/{id}": {"id": action["id"]},
         "/v1/trajectories/{trajectory}": {"trajectory": "known"},
         "/v1/admin/keys/{id}": {"id": str(key["id"])},
+        "/v1/admin/queues/{task}": {"task": "t"},
     }
 
 

@@ -6,6 +6,7 @@ A new route with a path parameter fails here until `RESOURCES` says whose resour
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -64,10 +65,17 @@ async def a_key(owner: httpx.AsyncClient) -> Resource:
     return Resource({"id": str((await owner.post("/v1/admin/keys", json={})).json()["id"])}, {})
 
 
+async def a_queue(owner: httpx.AsyncClient) -> Resource:
+    task = f"q-{uuid4().hex}"
+    assert (await owner.post("/v1/actions", json=LONG | {"task": task})).status_code == 202
+    return Resource({"task": task}, {}, {"max_queued": 5})
+
+
 RESOURCES: dict[str, Make] = {
     "/v1/actions/{id}": an_action,
     "/v1/trajectories/{trajectory}": a_trajectory,
     "/v1/admin/keys/{id}": a_key,
+    "/v1/admin/queues/{task}": a_queue,
 }
 """What makes a resource, by the path that names it or that begins with its name."""
 
@@ -168,7 +176,7 @@ async def test_an_idempotency_key_finds_nothing_of_anothers(
 
 @pytest.mark.parametrize(("method", "path"), named(OPERATIONS))
 async def test_without_a_key_every_route_is_closed(system: System, method: str, path: str) -> None:
-    url = path.format(id="00000000-0000-0000-0000-000000000001", trajectory="x") if "{" in path else path
+    url = path.format(id="00000000-0000-0000-0000-000000000001", trajectory="x", task="x") if "{" in path else path
     async with httpx.AsyncClient(base_url=system.url) as nobody:
         response = await nobody.request(method, url)
     assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,3 +194,21 @@ class TestKeys:
         done = machine.cli("keys", *arguments, check=False)
         assert done.returncode == EXIT_USAGE
         assert "Traceback" not in done.stderr
+
+
+class TestQueues:
+    def queue(self, machine: Machine, *arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(machine.cli("queues", *arguments, "-o", "json").stdout)
+        return found
+
+    def test_a_limit_is_set_shown_and_taken_back(self, machine: Machine) -> None:
+        machine.cli("submit", "--task", "limited", "--", "true")
+        assert self.queue(machine, "set", "limited", "--max-queued", "7")["max_queued"] == 7
+        (listed,) = [each for each in self.queue(machine, "list")["items"] if each["task"] == "limited"]
+        assert (listed["max_queued"], listed["waiting"], listed["running"]) == (7, 0, 0)
+        assert "max-queued 7" in machine.cli("queues", "list").stdout
+        assert "max_queued" not in self.queue(machine, "set", "limited", "--default")
+
+    @pytest.mark.parametrize("arguments", [("limited",), ("limited", "--max-queued", "1", "--default")])
+    def test_it_takes_a_number_or_the_default(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+        assert machine.cli("queues", "set", *arguments, check=False).returncode == EXIT_USAGE

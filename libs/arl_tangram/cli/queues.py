@@ -1,0 +1,61 @@
+"""`queues`: how many actions may wait for each task, and how many do."""
+
+import sys
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, stdout
+from arl_tangram.cli.state import DirOption
+from arl_wire.queues import Queue, QueueList
+
+__all__ = ["register"]
+
+group = typer.Typer(no_args_is_help=True, help="Queues of a project: one per task.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(group, name="queues")
+
+
+@group.command("list")
+def list_queues(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+    """Show the queues of our project and what is in them."""
+    with connected(directory) as tangram:
+        queues = tangram.queues()
+    if output is Format.JSON:
+        _print_json(QueueList(items=queues))
+        return
+    for queue in queues:
+        stdout.print(_line(queue), markup=False)
+
+
+@group.command("set")
+def set_queue(
+    directory: DirOption,
+    task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
+    max_queued: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Actions that may wait.")] = None,
+    default: Annotated[bool, typer.Option("--default", help="As many as this installation allows.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Limit how many actions may wait for a task; beyond that a submission is refused with `queue_full`."""
+    if (max_queued is None) != default:
+        fail("give one of --max-queued N and --default", EXIT_USAGE)
+    with connected(directory) as tangram:
+        queue = tangram.limit_queue(task, max_queued)
+    if output is Format.JSON:
+        _print_json(queue)
+    else:
+        stdout.print(_line(queue), markup=False)
+
+
+def _line(queue: Queue) -> str:
+    limit = queue.max_queued if queue.max_queued is not None else "default"
+    return f"{queue.task}  waiting {queue.waiting}  running {queue.running}  max-queued {limit}"
+
+
+def _print_json(value: BaseModel) -> None:
+    sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")

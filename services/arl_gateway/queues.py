@@ -1,0 +1,54 @@
+"""Queues shown and changed. Admission is the writer of their rows; a change goes through it."""
+
+import json
+from typing import Any
+
+from sqlalchemy import Row
+
+from arl_gateway import repository
+from arl_gateway.auth import Caller
+from arl_kit.peers import Peers
+from arl_store.tx import Store
+from arl_wire.errors import NotFound
+from arl_wire.internal import LimitQueue, WishAnswer
+from arl_wire.queues import ChangeQueue, Queue, QueueList
+
+__all__ = ["QueueAdmin"]
+
+
+class QueueAdmin:
+    def __init__(self, store: Store, peers: Peers, *, admission_url: str) -> None:
+        self._store = store
+        self._peers = peers
+        self._admission_url = admission_url
+
+    async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> QueueList:
+        """Those of the caller's project."""
+        async with self._store.read() as tx:
+            rows = await repository.list_queues(tx, project_id=caller.project_id, after=cursor, limit=limit + 1)
+        items = [_shown(row) for row in rows[:limit]]
+        return QueueList(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
+
+    async def change(self, task: str, wanted: ChangeQueue, caller: Caller) -> Queue:
+        """It holds from this answer on, for what comes through the admission that was asked."""
+        body = LimitQueue(project_id=caller.project_id, task=task, max_queued=wanted.max_queued)
+        content = await self._peers.call(f"{self._admission_url}/internal/limit-queue", body)
+        if WishAnswer.model_validate_json(content).count == 0:
+            raise NotFound(f"there is no queue of task {task!r}; its first action makes it")
+        async with self._store.write() as tx:
+            await repository.insert_audit(
+                tx,
+                project_id=caller.project_id,
+                api_key_id=caller.key_id,
+                verb="queue.change",
+                target=f"queue:{task}",
+                detail=json.dumps(wanted.model_dump()),
+            )
+            row = await repository.queue_of_project(tx, project_id=caller.project_id, task=task)
+        if row is None:
+            raise NotFound(f"there is no queue of task {task!r} any more")
+        return _shown(row)
+
+
+def _shown(row: Row[Any]) -> Queue:
+    return Queue(id=row.id, task=row.task, max_queued=row.max_queued, waiting=row.waiting, running=row.running)

@@ -1,0 +1,113 @@
+"""A task's queue by the API: what is in it, and how many may wait."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from arl_store.migrate import ensure_api_key
+from support.postgres import Databases
+from support.rows import Rows, rows_in
+from support.system import System, running_system
+
+ONE = {"task": "ai/coding", "argv": ["sleep", "300"], "demand": {"cpu": 1}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, cores=1) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    async with system.client() as api:
+        yield api
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def rows(system: System) -> AsyncIterator[Rows]:
+    async with rows_in(system.owner_url) as rows:
+        yield rows
+
+
+async def submit(api: httpx.AsyncClient, count: int) -> list[str | None]:
+    """The code of each problem, None for what was accepted."""
+    answer = (await api.post("/v1/actions:batch", json={"actions": [ONE] * count})).json()
+    return [item.get("problem", {}).get("code") for item in answer["items"]]
+
+
+async def the_queue(api: httpx.AsyncClient) -> dict[str, Any]:
+    (queue,) = (await api.get("/v1/admin/queues")).json()["items"]
+    return queue
+
+
+async def limit(api: httpx.AsyncClient, body: dict[str, Any], task: str = "ai/coding") -> httpx.Response:
+    return await api.patch(f"/v1/admin/queues/{task}", json=body)
+
+
+async def test_a_limit_holds_from_its_answer_on_and_is_taken_back(rows: Rows, api: httpx.AsyncClient) -> None:
+    running = (await api.post("/v1/actions", json=ONE)).json()["id"]
+    await rows.until_value("running", "select state from actions where id = $1", running)
+    assert await submit(api, 3) == [None] * 3
+    queue = await the_queue(api)
+    assert (queue["task"], queue["waiting"], queue["running"]) == ("ai/coding", 3, 1)
+    assert "max_queued" not in queue
+    answer = await limit(api, {"max_queued": 4})
+    assert (answer.status_code, answer.json()) == (200, queue | {"max_queued": 4})
+    assert await submit(api, 2) == [None, "queue_full"]
+    assert (await limit(api, {"max_queued": 2})).json()["waiting"] == 4
+    assert await submit(api, 1) == ["queue_full"]
+    assert "max_queued" not in (await limit(api, {"max_queued": None})).json()
+    assert await submit(api, 2) == [None, None]
+
+
+async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) -> None:
+    await submit(api, 1)
+    await limit(api, {"max_queued": 77})
+    sql = "select verb || ' ' || target || ' ' || (detail->>'max_queued') from audit_log order by id desc limit 1"
+    assert await rows.value(sql) == "queue.change queue:ai/coding 77"
+
+
+@pytest.mark.parametrize("body", [{}, {"max_queued": 0}, {"max_queued": 2**31}, {"max_queued": 1, "paused": True}])
+async def test_what_cannot_be_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await limit(api, body)).status_code == 422
+
+
+async def test_a_task_without_a_queue_is_unknown(api: httpx.AsyncClient) -> None:
+    assert (await limit(api, {"max_queued": 1}, task="never-seen")).status_code == 404
+
+
+async def test_scopes(system: System, api: httpx.AsyncClient) -> None:
+    await submit(api, 1)
+    for scope, list_status, change_status in (
+        ("actions:*", 403, 403),
+        ("admin:read", 200, 403),
+        ("admin:write", 200, 200),
+    ):
+        key = (await api.post("/v1/admin/keys", json={"scopes": [scope]})).json()["key"]
+        async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {key}"}) as scoped:
+            assert (await scoped.get("/v1/admin/queues")).status_code == list_status
+            assert (await limit(scoped, {"max_queued": 1000})).status_code == change_status
+
+
+async def test_another_project_has_its_own(system: System, api: httpx.AsyncClient) -> None:
+    await submit(api, 1)
+    stranger = "tk_" + "q" * 32
+    await ensure_api_key(system.owner_url, "strangers", stranger)
+    async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
+        assert (await other.get("/v1/admin/queues")).json()["items"] == []
+        assert (await limit(other, {"max_queued": 1})).status_code == 404
+
+
+async def test_they_come_in_pages(api: httpx.AsyncClient) -> None:
+    await submit(api, 1)
+    await api.post("/v1/actions", json=ONE | {"task": "another"})
+    first = (await api.get("/v1/admin/queues", params={"limit": 1})).json()
+    second = (await api.get("/v1/admin/queues", params={"limit": 1, "cursor": first["next_cursor"]})).json()
+    assert [page["items"][0]["task"] for page in (first, second)] == ["ai/coding", "another"]
+    assert "next_cursor" not in second
