@@ -16,6 +16,10 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at) on actions",
         "insert on action_specs",
         "insert, update, delete on submissions",
+        "delete on actions",  # settled ones only: a trigger looks
+        "delete on action_specs",
+        "delete on action_results",
+        "delete on environments",
         "insert, update on queues",
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",
@@ -54,6 +58,11 @@ def grants_for(database: str, role: Role) -> list[str]:
         *(f"grant {what} to {name}" for what in GRANTS[role]),
         f"grant usage on all sequences in schema public to {name}",
         f"grant execute on function ensure_partitions(date, int) to {name}",
+        *(
+            [f"grant execute on function drop_empty_partitions(timestamptz) to {name}"]
+            if role is Role.ADMISSION
+            else []
+        ),
     ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
+from arl_admission.retention import Retention
 from arl_admission.routes import router
 from arl_admission.service import Admission
 from arl_admission.settings import AdmissionSettings
@@ -37,11 +38,15 @@ def build(settings: AdmissionSettings) -> FastAPI:
     metrics = metrics_of("admission", store)
     admission = Admission(store, peers, settings, metrics)
 
+    retention = Retention(store, retain_s=settings.retain_s)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.deps = Deps(store, admission)
         await peers.start()
+        retention.start()
         yield
+        await retention.stop()
         await admission.drain()
         await peers.stop()
         await store.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import text
@@ -12,13 +13,18 @@ from arl_store.tx import ReadTx, Row, WriteTx
 __all__ = [
     "claim_keys",
     "count_queued",
+    "drop_empty_partitions",
     "end_trajectory",
     "ensure_queue",
     "environment_sizes",
+    "forget_environments",
+    "forget_keys",
     "insert_actions",
     "known_keys",
     "limit_queue",
     "node_capacities",
+    "old_actions",
+    "remove_actions",
     "wish_cancel",
 ]
 
@@ -153,6 +159,49 @@ ENVIRONMENT_SIZES = text("""
        and e.delete_requested_at is null
 """)
 
+FORGET_KEYS = text("""
+    delete from submissions
+     where (project_id, key) in (select project_id, key
+                                   from submissions
+                                  where expires_at < coalesce(cast(:now as timestamptz), now())
+                                  order by expires_at
+                                  limit :limit
+                                    for update skip locked)
+""")
+
+# Ids are in order of admission: what was admitted within the retention cannot have settled before it.
+OLD_ACTIONS = text("""
+    select id
+      from actions
+     where id > cast(:after as uuid)
+       and id < first_uuid_at(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
+       and state = 'settled'
+       and settled_at < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s)
+     order by id
+     limit :limit
+""")
+
+REMOVE_RESULTS = text("delete from action_results where id = any(cast(:ids as uuid[]))")
+REMOVE_SPECS = text("delete from action_specs where id = any(cast(:ids as uuid[]))")
+REMOVE_ACTIONS = text("delete from actions where id = any(cast(:ids as uuid[])) and state = 'settled'")
+
+FORGET_ENVIRONMENTS = text("""
+    delete from environments
+     where id in (select id
+                    from environments
+                   where delete_requested_at is not null
+                     and (ended_at is not null or lost_at is not null)
+                     and greatest(delete_requested_at, ended_at, lost_at)
+                         < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s)
+                   order by delete_requested_at
+                   limit :limit
+                     for update skip locked)
+""")
+
+DROP_EMPTY_PARTITIONS = text("""
+    select drop_empty_partitions(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
+""")
+
 NODE_CAPACITIES = text("select capacity::text as capacity, enforced::text as enforced from nodes where kind = 'cpu'")
 
 
@@ -228,3 +277,29 @@ async def environment_sizes(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dic
 
 async def node_capacities(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(NODE_CAPACITIES)
+
+
+async def forget_keys(tx: WriteTx, *, limit: int, now: datetime | None) -> int:
+    """Remove keys whose time is over."""
+    return await tx.execute(FORGET_KEYS, {"limit": limit, "now": now})
+
+
+async def old_actions(tx: ReadTx, *, after: UUID, retain_s: float, limit: int, now: datetime | None) -> Sequence[UUID]:
+    """The next ones in order of id that settled so long ago. A settled row never changes again."""
+    rows = await tx.fetch(OLD_ACTIONS, {"after": after, "retain_s": retain_s, "limit": limit, "now": now})
+    return [row.id for row in rows]
+
+
+async def remove_actions(tx: WriteTx, ids: Sequence[UUID]) -> None:
+    """With their specs and results."""
+    for statement in (REMOVE_RESULTS, REMOVE_SPECS, REMOVE_ACTIONS):
+        await tx.execute(statement, {"ids": list(ids)})
+
+
+async def forget_environments(tx: WriteTx, *, retain_s: float, limit: int, now: datetime | None) -> int:
+    """Remove those that ended and that the client deleted; their names are free already."""
+    return await tx.execute(FORGET_ENVIRONMENTS, {"retain_s": retain_s, "limit": limit, "now": now})
+
+
+async def drop_empty_partitions(tx: WriteTx, *, retain_s: float, now: datetime | None) -> None:
+    await tx.first(DROP_EMPTY_PARTITIONS, {"retain_s": retain_s, "now": now})

@@ -10,4 +10,7 @@ class AdmissionSettings(ServiceSettings):
     queue_limit: int = Field(
         default=100_000, ge=1, description="Actions that may wait in a task's queue, where `queues.max_queued` is null"
     )
+    retain_s: float = Field(
+        default=7 * 86400, ge=1, le=3650 * 86400, description="How long a settled action can be read"
+    )
     key_retention_s: int = Field(default=24 * 3600, ge=60, description="How long an Idempotency-Key is remembered")

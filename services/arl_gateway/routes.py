@@ -54,7 +54,7 @@ API_KEY = HTTPBearer(
 )
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
 BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
-SUBMIT = (*BODY, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
+SUBMIT = (*BODY, NotFound, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
 
 
 async def _caller(

@@ -147,7 +147,8 @@ class Actions:
             while watch.pending and not (request.until == "any" and len(watch.pending) < len(states)):
                 if not await watch.changed(ends_at - time.monotonic()):
                     break
-        settled = await self._read_bounded([id for id in ids if id in states and id not in watch.pending], caller)
+        settled, gone = await self._read_bounded([id for id in ids if id in states and id not in watch.pending], caller)
+        states = {id: state for id, state in states.items() if id not in gone}
         answered = {action.id for action in settled}
         return WaitResponse(
             settled=settled,
@@ -155,17 +156,20 @@ class Actions:
             unknown=[id for id in ids if id not in states],
         )
 
-    async def _read_bounded(self, ids: Sequence[UUID], caller: Caller) -> list[Action]:
-        """The first of them, up to a number of bytes; the client asks again for the others."""
+    async def _read_bounded(self, ids: Sequence[UUID], caller: Caller) -> tuple[list[Action], set[UUID]]:
+        """The first of them, up to a number of bytes; the client asks again for the others. And those removed since."""
         found: list[Action] = []
+        gone: set[UUID] = set()
         size = 0
         for start in range(0, len(ids), READ_CHUNK):
-            chunk = await asyncio.gather(*(self._read(id, caller) for id in ids[start : start + READ_CHUNK]))
-            found += chunk
-            size += sum(_result_size(action) for action in chunk)
+            chunk = ids[start : start + READ_CHUNK]
+            read = await asyncio.gather(*(self._reads.submit((caller.project_id, id)) for id in chunk))
+            found += [action for action in read if action is not None]
+            gone |= {id for id, action in zip(chunk, read, strict=True) if action is None}
+            size += sum(_result_size(action) for action in read if action is not None)
             if size > ANSWER_BYTES:
                 break
-        return found
+        return found, gone
 
     async def list(
         self,

@@ -144,6 +144,8 @@ class TestRights:
             (Role.CPU, "update leader_term set term = term + 1 where $1::uuid is not null"),
             (Role.CPU, "update action_specs set timeout_s = 1 where id = $1"),
             (Role.CPU, "delete from action_results where id = $1"),
+            (Role.SCHEDULER, "delete from actions where id = $1"),
+            (Role.SCHEDULER, "select drop_empty_partitions(now()) where $1::uuid is not null"),
         ],
     )  # fmt: skip
     async def test_a_role_has_no_right_to_what_another_owns(
@@ -159,6 +161,19 @@ class TestRights:
         sql = "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"
         await connections[Role.ADMISSION].execute(sql, id)
         assert await rows.state(id) == ("queued", None, None)
+
+    async def test_what_is_not_settled_is_not_removed(
+        self, rows: Rows, connections: dict[Role, asyncpg.Connection]
+    ) -> None:
+        states = {"queued": None, "granted": None, "running": None, "settled": "ok"}
+        for state, outcome in states.items():
+            id = await rows.action(state=state, outcome=outcome)
+            removal = connections[Role.ADMISSION].execute("delete from actions where id = $1", id)
+            if state == "settled":
+                assert await removal == "DELETE 1"
+                continue
+            with pytest.raises(asyncpg.CheckViolationError, match="only a settled one is removed"):
+                await removal
 
 
 class TestPartitions:

@@ -24,7 +24,7 @@ _CALLERS = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu":
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-launcher": 4}
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {
-    "admission": ("TANGRAM_QUEUE_LIMIT",),
+    "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
     "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S"),
 }
 """What the user's environment may set for each service."""

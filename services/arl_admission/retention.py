@@ -1,0 +1,83 @@
+"""What is over and old goes: keys past their time, settled actions, environments that were ended and deleted."""
+
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from uuid import UUID
+
+from arl_admission import repository
+from arl_kit.loops import PollLoop
+from arl_store.tx import Store
+
+__all__ = ["Retention"]
+
+Remove = Callable[[datetime | None], Awaitable[int]]
+
+BATCH = 1000
+BATCHES = 10
+"""Of each kind in one step, so that a step is short and the next follows soon."""
+BUSY_S = 0.5
+IDLE_S = 60.0
+PARTITIONS_EVERY_S = 3600.0
+NOTHING = UUID(int=0)
+
+
+class Retention:
+    """Keeps the tables bounded: what settled more than `retain_s` ago is removed, in batches of bounded size.
+
+    Only settled actions go, whatever their age. A sweep walks through the ids once, so that what must stay is passed
+    once in a sweep and not once in a batch.
+    """
+
+    def __init__(self, store: Store, *, retain_s: float, batch: int = BATCH) -> None:
+        self._store = store
+        self._retain_s = retain_s
+        self._batch = batch
+        self._after = NOTHING
+        self._partitions_at = float("-inf")
+        self._loop = PollLoop("retention", self.step, busy_s=BUSY_S, idle_s=IDLE_S)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+
+    async def step(self, *, now: datetime | None = None) -> bool:
+        """Remove some; True if there is more. `now` is the database's where it is not given."""
+        more = [await self._repeat(self._forget_keys, now), await self._repeat(self._remove_actions, now)]
+        more.append(await self._repeat(self._forget_environments, now))
+        await self._drop_partitions(now)
+        return any(more)
+
+    async def _repeat(self, remove: Remove, now: datetime | None) -> bool:
+        for _ in range(BATCHES):
+            if await remove(now) < self._batch:
+                return False
+        return True
+
+    async def _forget_keys(self, now: datetime | None) -> int:
+        async with self._store.write() as tx:
+            return await repository.forget_keys(tx, limit=self._batch, now=now)
+
+    async def _remove_actions(self, now: datetime | None) -> int:
+        async with self._store.read() as tx:
+            ids = await repository.old_actions(
+                tx, after=self._after, retain_s=self._retain_s, limit=self._batch, now=now
+            )
+        if ids:
+            async with self._store.write() as tx:
+                await repository.remove_actions(tx, ids)
+        self._after = ids[-1] if len(ids) == self._batch else NOTHING
+        return len(ids)
+
+    async def _forget_environments(self, now: datetime | None) -> int:
+        async with self._store.write() as tx:
+            return await repository.forget_environments(tx, retain_s=self._retain_s, limit=self._batch, now=now)
+
+    async def _drop_partitions(self, now: datetime | None) -> None:
+        if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:
+            return
+        self._partitions_at = time.monotonic()
+        async with self._store.write() as tx:
+            await repository.drop_empty_partitions(tx, retain_s=self._retain_s, now=now)
