@@ -10,10 +10,13 @@ from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_core.reclaim import Verdict
 from arl_core.states import Outcome
-from arl_scheduler.rows import PollResult, poll_result
+from arl_scheduler.rows import PollResult, poll_result, queued_rows
 from arl_store.tx import ReadTx, WriteTx
+from arl_wire.internal import QueuedAction
 
 __all__ = [
+    "FIRST",
+    "Place",
     "TermLost",
     "acquire_term",
     "ensure_cell",
@@ -23,11 +26,17 @@ __all__ = [
     "lose_environments",
     "poll",
     "queue_names",
+    "queued_before",
     "reclaim",
     "renew_lease",
     "resign",
     "settle_queued",
 ]
+
+
+Place = tuple[int, UUID]
+"""admitted_xid and id of a queued row: the order of pages, which the index of queued rows has."""
+FIRST: Place = (0, UUID(int=0))
 
 
 class TermLost(Exception):
@@ -36,18 +45,23 @@ class TermLost(Exception):
 
 # One statement is one snapshot, so the mark it returns covers exactly the rows it did not see. A row whose
 # transaction was open then has admitted_xid >= mark and is read by a later poll.
-POLL = text("""
+_QUEUED = """
+    select a.id, a.queue_id, a.kind, a.trajectory, a.environment_id, a.grant_no,
+           extract(epoch from a.created_at)::float8 as submitted,
+           extract(epoch from a.deadline_at)::float8 as deadline,
+           s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority
+      from actions as a
+      join action_specs as s using (id)
+     where a.state = 'queued'
+"""
+
+POLL = text(f"""
     select extract(epoch from now())::float8 as now,
            pg_snapshot_xmin(pg_current_snapshot())::text as mark,
            (select coalesce(json_agg(q), '[]')::text
-              from (select a.id, a.queue_id, a.kind, a.trajectory, a.environment_id, a.grant_no,
-                           extract(epoch from a.created_at)::float8 as submitted,
-                           extract(epoch from a.deadline_at)::float8 as deadline,
-                           s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority
-                      from actions as a
-                      join action_specs as s using (id)
-                     where a.state = 'queued'
-                       and a.admitted_xid >= cast(cast(:mark as text) as xid8)) as q) as queued,
+              from ({_QUEUED}
+                       and a.admitted_xid >= case when :in_pages then pg_snapshot_xmin(pg_current_snapshot())
+                                                  else cast(cast(:mark as text) as xid8) end) as q) as queued,
            (select coalesce(json_agg(h), '[]')::text
               from (select a.id, a.grant_no, a.state, a.queue_id, a.trajectory, s.class_key, a.node_id, a.node_epoch,
                            a.amounts, a.environment_id, a.failures, a.retries,
@@ -77,7 +91,20 @@ POLL = text("""
                        and (cast(:mark as text) <> '0' or delete_requested_at is null
                             or (ended_at is null and lost_at is null))
                      order by changed_xid) as e) as environments
-""")
+""")  # noqa: S608 - constants of this module
+
+# What was queued before a mark: no transaction below it is open, so these rows only become fewer. Whatever is queued
+# or goes back to the queue afterwards has a later admitted_xid, and is read by the poll that begins at the mark.
+QUEUED_BEFORE = text(f"""
+    select json_agg(page)::text as queued, max(page.xid)::text as last_xid, count(*) as found,
+           (array_agg(page.id order by page.xid desc, page.id desc))[1] as last_id
+      from ({_QUEUED.replace("select ", "select a.admitted_xid as xid, ", 1)}
+               and a.admitted_xid < cast(cast(:mark as text) as xid8)
+               and a.admitted_xid >= cast(cast(:xid as text) as xid8)
+               and (a.admitted_xid, a.id) > (cast(cast(:xid as text) as xid8), cast(:id as uuid))
+             order by a.admitted_xid, a.id
+             limit :limit) as page
+""")  # noqa: S608 - constants of this module
 
 ENSURE_CELL = text("""
     with term as (
@@ -205,10 +232,21 @@ async def queue_names(tx: ReadTx, ids: Collection[int]) -> dict[int, tuple[str, 
     return {row.id: (row.project, row.task) for row in rows}
 
 
-async def poll(tx: ReadTx, *, mark: int) -> PollResult:
-    """Everything that changed since `mark`; with mark 0 everything there is."""
-    rows = await tx.fetch(POLL, {"mark": str(mark)})
+async def poll(tx: ReadTx, *, mark: int, in_pages: bool = False) -> PollResult:
+    """Everything that changed since `mark`; with mark 0 everything there is.
+
+    `in_pages` leaves out what was queued before the mark that it returns: `queued_before` reads that.
+    """
+    rows = await tx.fetch(POLL, {"mark": str(mark), "in_pages": in_pages})
     return poll_result(rows[0])
+
+
+async def queued_before(tx: ReadTx, *, mark: int, after: Place, limit: int) -> tuple[list[QueuedAction], Place | None]:
+    """The next page of what was queued before `mark`, and where the one after it begins; None if there is none."""
+    row = (await tx.fetch(QUEUED_BEFORE, {"mark": str(mark), "xid": str(after[0]), "id": after[1], "limit": limit}))[0]
+    if row.found == 0:
+        return [], None
+    return queued_rows(row.queued), (int(row.last_xid), row.last_id) if row.found == limit else None
 
 
 async def ensure_cell(tx: WriteTx, *, cell: str) -> None:

@@ -37,6 +37,8 @@ STANDBY_S = 2.0
 AFTER_ERROR_S = 0.5
 PARTITIONS_EVERY_S = 6 * 3600
 PARTITIONS_AHEAD = 7
+ADMITTED_AT_ONCE = 500
+"""Rows of a backlog between which others get their turn: their reading and their taking in."""
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +168,12 @@ class Rounds:
         index.poll_begins()
         with self._metrics.polls.time():
             async with self._store.read() as tx:
-                found = await repository.poll(tx, mark=index.mark)
-        self._clock_offset = found.now - time.monotonic()
-        self._watch(found, begun=rebuilding)
-        index.reconcile(found)
+                found = await repository.poll(tx, mark=index.mark, in_pages=rebuilding)
+            self._clock_offset = found.now - time.monotonic()
+            self._watch(found, begun=rebuilding)
+            index.reconcile(found)
+            if rebuilding:
+                await self._read_backlog(index)
         self._index = index
         busy = bool(found.queued or found.held or index.waiting)
         step = self._settings.poll_busy_s
@@ -179,6 +183,20 @@ class Rounds:
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
         await self._keep_partitions()
         return index
+
+    async def _read_backlog(self, index: Index) -> None:
+        """What was queued before the mark, page by page, so that the lease is renewed and requests are answered."""
+        place: repository.Place | None = repository.FIRST
+        while place is not None:
+            if not await self.leadership.renew_if_due():
+                raise TermLost
+            async with self._store.read() as tx:
+                page, place = await repository.queued_before(
+                    tx, mark=index.mark, after=place, limit=self._settings.rebuild_page
+                )
+            for start in range(0, len(page), ADMITTED_AT_ONCE):
+                index.admit(page[start : start + ADMITTED_AT_ONCE])
+                await asyncio.sleep(0)
 
     def _watch(self, found: PollResult, *, begun: bool) -> None:
         """Silence counts only while this leader could have seen a beat.

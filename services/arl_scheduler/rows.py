@@ -14,7 +14,7 @@ from arl_core.model import ActionClass, Demand, Elastic, Shape
 from arl_core.states import State
 from arl_wire.internal import QueuedAction
 
-__all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result"]
+__all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result", "queued_rows"]
 
 _QUEUED = TypeAdapter(list[QueuedAction])
 
@@ -79,12 +79,16 @@ def poll_result(row: Any) -> PollResult:
     return PollResult(
         now=row.now,
         mark=int(row.mark),
-        queued=tuple(_QUEUED.validate_json(row.queued)),
+        queued=tuple(queued_rows(row.queued)),
         held=tuple(_held(entry) for entry in json.loads(row.held)),
         cancelled=tuple(UUID(entry) for entry in json.loads(row.cancelled)),
         nodes=tuple(_node(entry) for entry in json.loads(row.nodes)),
         environments=tuple(_environment(entry) for entry in json.loads(row.environments)),
     )
+
+
+def queued_rows(content: str) -> list[QueuedAction]:
+    return _QUEUED.validate_json(content)
 
 
 def class_of(action: QueuedAction) -> ActionClass:

@@ -15,3 +15,6 @@ class SchedulerSettings(ServiceSettings):
     round_limit: int = Field(
         default=500, ge=1, description="Grants in one round at most, so that wake-ups get their turn"
     )
+    rebuild_page: int = Field(
+        default=2000, ge=1, le=100_000, description="Queued rows that a new leader reads in one statement"
+    )

@@ -86,6 +86,15 @@ class TestGrants:
             await rows.until_state(late, "settled")
         assert [(await rows.of(id))["state"] for id in ids] == ["granted"] * 3 + ["queued"] * 2
 
+    async def test_what_is_submitted_while_a_leader_reads_the_backlog_is_granted_once(self, rows: Rows) -> None:
+        await rows.node(cores=64)
+        before = [await rows.action() for _ in range(20)]
+        async with leading(rows, rebuild_page=1):
+            during = [await rows.action() for _ in range(20)]
+            for id in (*before, *during):
+                await rows.until_state(id, "granted")
+        assert [(await rows.of(id))["grant_no"] for id in (*before, *during)] == [1] * 40
+
     async def test_higher_priority_goes_first(self, rows: Rows) -> None:
         await rows.node(cores=1)
         low, high = await rows.action(), await rows.action(priority=1)

@@ -1,0 +1,52 @@
+"""A backlog read in pages: what was queued before the mark, each row once; the polls from the mark on read the rest."""
+
+from arl_scheduler.repository import FIRST, poll, queued_before
+from support.rows import rows_in, store_of
+
+
+async def test_a_backlog_read_in_pages_has_each_row_once_whatever_is_queued_meanwhile(database: str) -> None:
+    """In the pages, or in the poll that begins at the mark; also what committed late or went back to the queue."""
+    async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
+        before = [await rows.action() for _ in range(5)]
+        held = await rows.action(state="granted")
+        late = await rows.pool.acquire()
+        transaction = late.transaction()
+        await transaction.start()
+        await late.fetchval("select pg_current_xact_id()")
+        before += [await rows.action() for _ in range(3)]
+        first = await poll(tx, mark=0, in_pages=True)
+        hidden, meanwhile, place = await rows.action(), [], FIRST
+        seen = [row.id for row in first.queued]
+        while place is not None:
+            page, place = await queued_before(tx, mark=first.mark, after=place, limit=2)
+            assert len(page) <= 2
+            seen += [row.id for row in page]
+            meanwhile.append(await rows.action())
+        await late.execute("set local session_replication_role = replica")
+        await late.execute("update actions set admitted_xid = pg_current_xact_id() where id = $1", hidden)
+        sql = "update actions set state = 'queued', admitted_xid = pg_current_xact_id() where id = $1"
+        await late.execute(sql, held)
+        await transaction.commit()
+        await rows.pool.release(late)
+        second = await poll(tx, mark=first.mark)
+    assert {row.fence.action_id for row in first.held} == {held}
+    assert len(seen) == len(set(seen))
+    assert set(before) <= set(seen)
+    assert len(meanwhile) >= 3
+    assert {*before[5:], *meanwhile, hidden, held} <= {row.id for row in second.queued}
+    assert not set(before[:5]) & {row.id for row in second.queued}
+
+
+async def test_rows_of_one_transaction_do_not_fit_in_one_page(database: str) -> None:
+    async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
+        queued = [await rows.action() for _ in range(7)]
+        async with rows.pool.acquire() as one, one.transaction():
+            await one.execute("set local session_replication_role = replica")
+            await one.execute("update actions set admitted_xid = pg_current_xact_id()")
+        first = await poll(tx, mark=0, in_pages=True)
+        seen, place = [], FIRST
+        while place is not None:
+            page, place = await queued_before(tx, mark=first.mark, after=place, limit=2)
+            seen += [row.id for row in page]
+    assert first.queued == ()
+    assert sorted(seen) == queued
