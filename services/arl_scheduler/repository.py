@@ -96,7 +96,8 @@ POLL = text(f"""
 # What was queued before a mark: no transaction below it is open, so these rows only become fewer. Whatever is queued
 # or goes back to the queue afterwards has a later admitted_xid, and is read by the poll that begins at the mark.
 QUEUED_BEFORE = text(f"""
-    select json_agg(page)::text as queued, max(page.xid)::text as last_xid, count(*) as found,
+    select json_agg(page)::text as queued, count(*) as found,
+           (array_agg(page.xid::text order by page.xid desc, page.id desc))[1] as last_xid,
            (array_agg(page.id order by page.xid desc, page.id desc))[1] as last_id
       from ({_QUEUED.replace("select ", "select a.admitted_xid as xid, ", 1)}
                and a.admitted_xid < cast(cast(:mark as text) as xid8)
