@@ -333,6 +333,8 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
+    # The outermost handler runs after the envelope is gone, and its line is the one that the trace id has to find.
+    current_traceparent.set(request.scope.get(_TRACEPARENT))
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     detail = "something went wrong on our side; the trace id finds it in the logs"
     return _respond(Internal(detail), request.scope.get(_TRACEPARENT))

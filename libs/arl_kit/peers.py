@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 from pydantic import BaseModel
 
+from arl_kit.telemetry import current_traceparent
 from arl_wire.errors import Problem, Unavailable, error_from
 
 __all__ = ["Peers"]
@@ -39,11 +40,14 @@ class Peers:
             await self._session.close()
 
     async def call(self, url: str, body: BaseModel) -> bytes:
-        """The body of a 2xx answer. Not reaching the peer is `Unavailable`."""
+        """The body of a 2xx answer. Not reaching the peer is `Unavailable`.
+
+        It goes under the trace of the request that is being answered; a batch of several goes under the first one's.
+        """
         if self._session is None:
             raise RuntimeError("start() was not called")
         try:
-            async with self._session.post(url, data=body.model_dump_json()) as response:
+            async with self._session.post(url, data=body.model_dump_json(), headers=_trace()) as response:
                 content = await response.read()
                 if response.status < 300:
                     return content
@@ -64,6 +68,11 @@ class Peers:
             await self.call(url, body)
         except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
             log.debug("hint to %s lost: %s", url, error)
+
+
+def _trace() -> dict[str, str]:
+    traceparent = current_traceparent.get()
+    return {"traceparent": traceparent} if traceparent is not None else {}
 
 
 def _error_of(content: bytes, status: int) -> Exception:

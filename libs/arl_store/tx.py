@@ -130,6 +130,10 @@ class Store:
         except asyncpg.DataError as error:
             # What the driver says of a parameter that does not fit holds its value: what clients pass to programs.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
+        except asyncpg.PostgresError as error:
+            # The detail quotes the row that failed.
+            error.detail = None
+            raise
         finally:
             await pool.release(connection)
 

@@ -1,0 +1,55 @@
+"""What nobody expected: the answer's trace id is the one under which the log has the cause."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from fastapi import FastAPI
+
+from arl_kit.app import create_app
+from arl_kit.metrics import Metrics
+from arl_kit.telemetry import current_traceparent, trace_id_of
+
+TRACE = "0" * 30 + "42"
+
+
+class Traces(logging.Handler):
+    """The trace under which each line was written, as the formatter of services finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str | None] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(trace_id_of(current_traceparent.get()))
+
+
+def an_app() -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+
+    async def ready() -> str | None:
+        return None
+
+    app = create_app(title="t", lifespan=lifespan, ready=ready, max_body_bytes=100, metrics=Metrics())
+
+    @app.get("/breaks")
+    async def breaks() -> None:
+        raise RuntimeError("not foreseen")
+
+    return app
+
+
+async def test_the_log_has_it_under_the_trace_of_the_request() -> None:
+    traces = Traces()
+    logger = logging.getLogger("arl_kit.app")
+    logger.addHandler(traces)
+    try:
+        transport = httpx.ASGITransport(an_app(), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            answer = await client.get("/breaks", headers={"traceparent": f"00-{TRACE}-00000000000000aa-01"})
+    finally:
+        logger.removeHandler(traces)
+    assert (answer.status_code, answer.json()["trace_id"], traces.seen) == (500, TRACE, [TRACE])
