@@ -45,6 +45,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SHOWN = 300
 SLOWEST_BODY = 64 << 10
 """Bytes a second."""
+RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 _TRACEPARENT = "tangram.traceparent"
 _UNREACHABLE = "the database is not reachable"
 
@@ -166,7 +167,11 @@ def documented(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
         by_status.setdefault(error.status, []).append(error.code)
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        status: {"description": ", ".join(codes), "content": {"application/problem+json": {"schema": schema}}}
+        status: {
+            "description": ", ".join(codes),
+            "content": {"application/problem+json": {"schema": schema}},
+            **({"headers": RETRY_AFTER} if status in (429, 503) else {}),
+        }
         for status, codes in by_status.items()
     }
 

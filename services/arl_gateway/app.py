@@ -21,6 +21,13 @@ from arl_store.wake import Listener
 
 __all__ = ["build"]
 
+DESCRIPTION = """\
+Schedules single actions of agents in training: run a command, get its outcome.
+
+An error is an RFC 9457 problem (`application/problem+json`): act on its `code`, which is stable; `errors` names the
+fields, `trace_id` finds it in our logs. 429 and 503 say in `Retry-After` when to come back. A path that has no such
+method answers 405 with `Allow`. With an `Idempotency-Key` a submission may be sent again after any of them.
+"""
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
 
@@ -67,6 +74,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         public=True,
         may_scrape=[may_administer],
     )
+    app.description = DESCRIPTION
     app.state.drain = waiters.drain
     app.include_router(router)
     app.include_router(admin)

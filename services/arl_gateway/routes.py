@@ -123,6 +123,7 @@ IdempotencyKey = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(alias="If-None-Match", description="Entity tags, as ETag gave them, of versions known already")
 ]
+LOCATION: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
 ETAG: dict[str, Any] = {"ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}}
 TraceState = Annotated[str | None, Header(include_in_schema=False)]
 
@@ -136,7 +137,11 @@ admin = APIRouter(prefix="/v1/admin", tags=["admin"])
     dependencies=JSON_BODY,
     status_code=202,
     response_model_exclude_none=True,
-    responses={200: {"model": Action, "description": "Settled while waiting"}, **documented(*ANY, *SUBMIT)},
+    responses={
+        200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION},
+        202: {"description": "Durable, and not settled yet", "headers": LOCATION},
+        **documented(*ANY, *SUBMIT),
+    },
 )
 async def submit_action(
     body: SubmitAction,

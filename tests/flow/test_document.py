@@ -106,6 +106,25 @@ def _is_a_wait(value: Any) -> bool:
         return False
 
 
+WITH_BODY = [
+    pytest.param(method, path, id=operation["operationId"])
+    for path, item in DOCUMENT["paths"].items()
+    for method, operation in item.items()
+    if "requestBody" in operation
+]
+
+
+@pytest.mark.parametrize(("method", "path"), WITH_BODY)
+def test_a_body_of_another_type_is_a_documented_refusal(
+    method: str, path: str, system: System, session: requests.Session
+) -> None:
+    """The generated cases have bodies of the documented type only."""
+    headers = {"authorization": f"Bearer {API_KEY}", "content-type": "text/plain"}
+    url = system.url + path.format(task="t")
+    assert session.request(method, url, data=b"{}", headers=headers).status_code == 415
+    assert "415" in DOCUMENT["paths"][path][method]["responses"]
+
+
 BOUNDED = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
