@@ -1,7 +1,6 @@
 """Each process dies once at its worst moment and comes back; every action settles once and nothing stays held."""
 
 import asyncio
-import signal
 from collections import Counter
 
 import asyncpg
@@ -56,7 +55,7 @@ async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint:
     url = await databases.clone()
     async with running_system(url, driver="unsafe-local", cores=2, overrides=overrides) as system:
         async with AsyncTangram(system.url, API_KEY) as client:
-            restarting = asyncio.create_task(start_again_without(system, service))
+            restarting = asyncio.create_task(system.start_again_without_failpoint(service))
             # Several requests, so that what dies in a batch has company that does not.
             batches = await asyncio.gather(*(client.submit_many(workload()[start::3]) for start in range(3)))
             ids = [id for batch in batches for id in batch]
@@ -68,17 +67,6 @@ async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint:
             await until_nothing_is_held(system)
         assert await count_of(url) == (ACTIONS, ACTIONS), "a batch that was sent again was admitted once"
     await databases.drop(url)
-
-
-async def start_again_without(system: System, service: str) -> None:
-    """Wait for the death that the failpoint promises; its successor has none."""
-    process = system.processes[service]
-    async with asyncio.timeout(SETTLES_S):
-        while process.poll() is None:
-            await asyncio.sleep(0.02)
-    assert process.returncode == -signal.SIGKILL, system.log(service)[-2000:]
-    del system.overrides[service]["TANGRAM_FAILPOINTS"]
-    await system.start(service)
 
 
 def expect_one_truth(actions: list[Action]) -> None:

@@ -164,11 +164,11 @@ class Rows:
         await self.until(reached)
         return await self.of(action)
 
-    async def until_value(self, expected: Any, sql: str, *values: Any) -> None:
+    async def until_value(self, expected: Any, sql: str, *values: Any, timeout_s: float = 10.0) -> None:
         async def reached() -> bool:
             return bool(await self.value(sql, *values) == expected)
 
-        await self.until(reached)
+        await self.until(reached, timeout_s=timeout_s)
 
 
 async def _insert(connection: asyncpg.Connection, table: str, row: Mapping[str, Any]) -> None:

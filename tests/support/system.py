@@ -57,7 +57,10 @@ class System:
         return (self.directory / f"{service}.log").read_text()
 
     async def start(self, name: str) -> None:
-        module = "arl_cpu.launcher" if name == "launcher" else f"arl_{name}"
+        """A name like `scheduler-2` stands for one more of that service, with overrides of its own."""
+        module = "arl_cpu.launcher" if name == "launcher" else f"arl_{_service(name)}"
+        if name != "launcher" and name not in self.ports:
+            [self.ports[name]] = _free_ports(1)
         log = (self.directory / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
             [sys.executable, "-m", module], env=self._environment(name), stdout=log, stderr=log, start_new_session=True
@@ -80,11 +83,23 @@ class System:
         process.send_signal(number)
         process.wait(timeout=15)
 
+    async def start_again_without_failpoint(self, name: str, *, timeout_s: float = 60.0) -> None:
+        """Wait for the death that its failpoint promises; its successor has none."""
+        process = self.processes[name]
+        async with asyncio.timeout(timeout_s):
+            while process.poll() is None:
+                await asyncio.sleep(0.02)
+        if process.returncode != -signal.SIGKILL:
+            raise RuntimeError(f"{name} ended with {process.returncode}:\n{self.log(name)[-4000:]}")
+        del self.overrides[name]["TANGRAM_FAILPOINTS"]
+        await self.start(name)
+
     def stop(self) -> None:
         for name in reversed(self.processes):
             process = self.processes[name]
             if process.poll() is None:
                 process.terminate()
+                process.send_signal(signal.SIGCONT)
         for process in self.processes.values():
             try:
                 process.wait(timeout=15)
@@ -105,6 +120,7 @@ class System:
             return False
 
     def _environment(self, name: str) -> dict[str, str]:
+        service_name = _service(name)
         basic = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
         sandbox = {
             "TANGRAM_LAUNCHER_SOCKET": str(self.directory / "l.sock"),
@@ -114,16 +130,16 @@ class System:
         }
         if name == "launcher":
             return basic | sandbox | self.overrides.get(name, {})
-        accept = {caller: sha256(self.token(caller).encode()).hexdigest() for caller in ACCEPT[name]}
+        accept = {caller: sha256(self.token(caller).encode()).hexdigest() for caller in ACCEPT[service_name]}
         service = {
             "TANGRAM_PORT": str(self.ports[name]),
-            "TANGRAM_DATABASE_URL": role_url(self.owner_url, name, PASSWORDS[name]),
-            "TANGRAM_SERVICE_TOKEN": self.token(name),
+            "TANGRAM_DATABASE_URL": role_url(self.owner_url, service_name, PASSWORDS[service_name]),
+            "TANGRAM_SERVICE_TOKEN": self.token(service_name),
             "TANGRAM_ACCEPT": json.dumps(accept),
             "TANGRAM_ADMISSION_URL": self.url_of("admission"),
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }
-        if name == "cpu":
+        if service_name == "cpu":
             service |= sandbox | ({"TANGRAM_CPU_CORES": str(self.cores)} if self.cores else {})
         return basic | service | self.overrides.get(name, {})
 
@@ -149,6 +165,10 @@ async def running_system(
     finally:
         system.stop()
         shutil.rmtree(directory)
+
+
+def _service(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def _free_ports(count: int) -> list[int]:
