@@ -17,7 +17,13 @@ def test_what_is_held_at_once_adds_up() -> None:
 
 
 def test_what_follows_a_release_does_not() -> None:
-    log = [edge(A, 1, "granted"), edge(A, 1, "queued"), edge(B, 1, "granted"), edge(B, 1, "settled"), edge(A, 2, "granted")]
+    log = [
+        edge(A, 1, "granted"),
+        edge(A, 1, "queued"),
+        edge(B, 1, "granted"),
+        edge(B, 1, "settled"),
+        edge(A, 2, "granted"),
+    ]
     assert most_held(log) == {1: {"cpu_milli": 1000}}
 
 
