@@ -1,4 +1,4 @@
-"""Places at which a process may be made to die, for tests; without a setting each of them does nothing."""
+"""Places at which a process may be made to die or stand still, for tests; unset each of them does nothing."""
 
 import logging
 import os
@@ -6,31 +6,36 @@ import signal
 
 __all__ = ["Failpoints"]
 
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
 log = logging.getLogger(__name__)
 
 
 class Failpoints:
-    """From `name=kill:N[,name=kill:N]`: SIGKILL to this very process at the N-th hit of that name.
+    """From `name=kill:N[,name=stop:N]`: SIGKILL to this very process at the N-th hit, or SIGSTOP at each N-th.
 
     `hit` of any other name is one look into an empty dict.
     """
 
     def __init__(self, setting: str = "") -> None:
-        self._left = dict(_parsed(part) for part in setting.split(",") if part.strip())
-        if self._left:
+        self._armed = dict(_parsed(part) for part in setting.split(",") if part.strip())
+        self._hits = dict.fromkeys(self._armed, 0)
+        if self._armed:
             log.warning("failpoints are armed: %s", setting)
 
     def hit(self, name: str) -> None:
-        if name not in self._left:
+        if name not in self._armed:
             return
-        self._left[name] -= 1
-        if self._left[name] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        number, count = self._armed[name]
+        self._hits[name] += 1
+        if self._hits[name] % count == 0:
+            log.warning("failpoint %s: %s", name, number.name)
+            os.kill(os.getpid(), number)
 
 
-def _parsed(part: str) -> tuple[str, int]:
+def _parsed(part: str) -> tuple[str, tuple[signal.Signals, int]]:
     name, _, what = part.strip().partition("=")
     action, _, count = what.partition(":")
-    if not name or action != "kill" or not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"{part.strip()!r} is no failpoint; write name=kill:N with N from 1")
-    return name, int(count)
+    if not name or action not in _SIGNALS or not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"{part.strip()!r} is no failpoint; write name=kill:N or name=stop:N with N from 1")
+    return name, (_SIGNALS[action], int(count))

@@ -275,6 +275,7 @@ class Rounds:
         if not decided:
             return False
         epochs = {node.id: node.epoch for node in index.nodes.values()}
+        self._failpoints.hit("leader.between_decision_and_lock")
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             self._failpoints.hit("leader.between_lock_and_update")

@@ -32,6 +32,19 @@ def test_the_process_dies_at_the_hit_that_was_named() -> None:
     assert signal_of("b=kill:1,a=kill:2", ["a", "a"]) == signal.SIGKILL
 
 
+def test_a_process_stands_still_at_each_such_hit() -> None:
+    child = os.fork()
+    if child == 0:
+        failpoints = Failpoints("a=stop:2")
+        for _ in range(5):
+            failpoints.hit("a")
+        os._exit(0)
+    for _ in range(2):
+        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+        os.kill(child, signal.SIGCONT)
+    assert os.waitpid(child, os.WUNTRACED)[1] == 0
+
+
 @pytest.mark.parametrize("wrong", ["a", "a=kill", "a=kill:0", "a=sleep:1", "=kill:1", "a=kill:x"])
 def test_a_wrong_one_is_refused_at_boot(wrong: str) -> None:
     with pytest.raises(ValidationError, match="no failpoint"):
