@@ -34,9 +34,7 @@ async def ids_of(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("service", "failpoint"), AFTER_THE_COMMIT)
-async def test_a_key_sent_again_after_a_death_is_one_action(
-    databases: Databases, service: str, failpoint: str
-) -> None:
+async def test_a_key_sent_again_after_a_death_is_one_action(databases: Databases, service: str, failpoint: str) -> None:
     """It dies when the action is durable and nobody was told."""
     url = await databases.clone()
     overrides = {service: {"TANGRAM_FAILPOINTS": f"{failpoint}=kill:1"}}
@@ -57,7 +55,9 @@ async def test_a_key_sent_again_after_a_death_is_one_action(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("service", "failpoint"), AFTER_THE_COMMIT)
-async def test_a_batch_sent_again_after_a_death_is_one_batch(databases: Databases, service: str, failpoint: str) -> None:
+async def test_a_batch_sent_again_after_a_death_is_one_batch(
+    databases: Databases, service: str, failpoint: str
+) -> None:
     url = await databases.clone()
     overrides = {service: {"TANGRAM_FAILPOINTS": f"{failpoint}=kill:1"}}
     body = {"actions": [BODY] * 20}

@@ -5,18 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from arl_tangram import AsyncTangram, Tangram
+from arl_tangram.cli.state import LocalState
 from arl_tangram.connection import resolve
+from support.conditions import eventually
 
-__all__ = ["Machine", "a_machine"]
+__all__ = ["Machine", "a_machine", "an_armed_machine"]
 
 UP_S = 90.0
+ARMED = Path(__file__).with_name("armed_machine.py")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ class Machine:
     def kill(self, process: str) -> None:
         os.kill(self.pid_of(process), signal.SIGKILL)
 
+    def arm(self, service: str, failpoint: str) -> None:
+        """From its next start on, until it is disarmed; only of an armed machine."""
+        (self.directory / f"{service}.failpoint").write_text(f"{failpoint}=kill:1")
+
+    def disarm(self, service: str) -> None:
+        (self.directory / f"{service}.failpoint").unlink()
+
+    def log(self, process: str) -> str:
+        return (self.directory / "logs" / f"{process}.log").read_text(errors="replace")
+
     def client(self) -> Tangram:
         connection = resolve(directory=self.directory)
         return Tangram(connection.url, connection.api_key)
@@ -70,4 +83,23 @@ def a_machine(directory: Path, *flags: str) -> Iterator[Machine]:
     try:
         yield machine
     finally:
+        machine.cli("down", "--purge")
+
+
+@asynccontextmanager
+async def an_armed_machine(directory: Path) -> AsyncIterator[Machine]:
+    """Like `a_machine`, with services that can be made to die at their failpoints."""
+    machine, state = Machine(directory), LocalState(directory)
+    supervisor = subprocess.Popen([sys.executable, str(ARMED), "--dir", str(directory)], stdin=subprocess.DEVNULL)
+    try:
+        up = lambda: state.processes().get("phase") == "ready" or supervisor.poll() is not None  # noqa: E731
+        await eventually(up, timeout_s=UP_S)
+        if supervisor.poll() is not None:
+            raise RuntimeError(f"the machine ended with {supervisor.returncode}")
+        yield machine
+    finally:
+        supervisor.terminate()
+        supervisor.wait(timeout=UP_S)
+        for left in directory.glob("*.failpoint"):
+            left.unlink()
         machine.cli("down", "--purge")

@@ -1,0 +1,13 @@
+"""`arl_kit.local` as `tangram up` starts it, with services that a test can arm; takes the same arguments."""
+
+import sys
+from pathlib import Path
+
+from arl_kit.local.__main__ import main
+from arl_kit.local.plan import DEFAULT_COMMANDS, SERVICES
+
+ARMED = (sys.executable, str(Path(__file__).with_name("armed_service.py")))
+
+if __name__ == "__main__":
+    directory = sys.argv[sys.argv.index("--dir") + 1]
+    raise SystemExit(main(commands=dict(DEFAULT_COMMANDS) | {name: (*ARMED, directory, name) for name in SERVICES}))

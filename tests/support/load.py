@@ -1,0 +1,101 @@
+"""Load that is there for as long as a test wants it, and a memory of how each action first settled."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+
+from arl_tangram import AsyncTangram, SubmitAction, exec_action
+
+__all__ = ["Load", "Truth"]
+
+Truth = tuple[str, str | None, int, datetime]
+"""Outcome, reason, grant_no and settled_at."""
+
+TOP_UP = 120
+AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+SETTLED = "select id, outcome, reason, grant_no, settled_at from actions where id = any($1) and state = 'settled'"
+STEP = """\
+import pathlib
+done = pathlib.Path("steps")
+earlier = done.read_text().split() if done.exists() else []
+assert all(int(each) < {step} for each in earlier), earlier
+done.write_text(" ".join([*earlier, "{step}"]))
+print(done.read_text())
+"""
+"""Leaves its number, and fails if it runs twice or before an earlier one."""
+
+
+class Load:
+    """`open` are acknowledged and were not settled when last looked at; `truth` is what settled ones said first."""
+
+    def __init__(self, client: AsyncTangram, database_url: str, random_: random.Random) -> None:
+        self._client = client
+        self._url = database_url
+        self._random = random_
+        self._chains: list[int] = []
+        self.open: set[UUID] = set()
+        self.truth: dict[UUID, Truth] = {}
+        self.steps: dict[UUID, tuple[str, int]] = {}
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.open) + len(self.truth)
+
+    @property
+    def trajectories(self) -> list[str]:
+        return [f"t{number}" for number in range(len(self._chains))]
+
+    async def submit(self, *, chains: int, steps: int, lone: int) -> None:
+        """New trajectories of so many steps, and fresh environments, in one batch."""
+        first = len(self._chains)
+        self._chains += [steps] * chains
+        named = [(f"t{first + chain}", step) for step in range(steps) for chain in range(chains)]
+        actions = [
+            exec_action(task="chaos", trajectory=name, source=STEP.format(step=step), memory_mib=32, cpu=0.2, retries=2)
+            for name, step in named
+        ]
+        ids = await self._client.submit_many([*actions, *(self._lone() for _ in range(lone))])
+        self.open |= set(ids)
+        self.steps |= dict(zip(ids, named, strict=False))
+
+    async def keep(self, least: int) -> int:
+        """How many are open now, at least this many."""
+        while (count := await self.look()) < least:
+            await self.submit(chains=0, steps=0, lone=TOP_UP)
+        return count
+
+    async def look(self) -> int:
+        """Read what settled meanwhile; Postgres may be away."""
+        while True:
+            try:
+                connection = await asyncpg.connect(self._url, timeout=5)
+                try:
+                    rows = await connection.fetch(SETTLED, list(self.open), timeout=10)
+                finally:
+                    connection.terminate()
+            except AWAY:
+                await asyncio.sleep(0.05)
+                continue
+            for row in rows:
+                self.truth[row["id"]] = (row["outcome"], row["reason"], row["grant_no"], row["settled_at"])
+            self.open -= self.truth.keys()
+            return len(self.open)
+
+    async def changed(self) -> Sequence[UUID]:
+        """Settled actions that say something else now than when they were first seen."""
+        connection = await asyncpg.connect(self._url)
+        try:
+            rows = await connection.fetch(SETTLED, list(self.truth))
+        finally:
+            await connection.close()
+        now = {row["id"]: (row["outcome"], row["reason"], row["grant_no"], row["settled_at"]) for row in rows}
+        return [id for id, said in self.truth.items() if now.get(id) != said]
+
+    def _lone(self) -> SubmitAction:
+        seconds = self._random.choices(("0.01", "0.3", "1.5"), (6, 3, 1))[0]
+        argv = ["sleep", seconds]
+        return exec_action(task="chaos", argv=argv, memory_mib=32, cpu=self._random.choice((0.2, 0.5)), retries=5)
