@@ -37,7 +37,7 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "called_by", "create_app", "documented", "json_only", "metrics_of", "serve", "validation_failed"]
+__all__ = ["VERSION", "create_app", "documented", "json_only", "metrics_of", "serve", "validation_failed"]
 
 VERSION = "0.1.0"
 DRAIN_S = 20
@@ -135,19 +135,6 @@ class _Server(uvicorn.Server):
         if self._on_drain is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_drain)
         super().handle_exit(sig, frame)
-
-
-def called_by(settings: ServiceSettings, *callers: str) -> Any:
-    """A dependency: only these services may call, each with its own token."""
-
-    async def check(request: Request) -> str:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        caller = settings.caller_of(token) if scheme.lower() == "bearer" else None
-        if caller not in callers:
-            raise Unauthenticated("this route is for other services of this installation")
-        return caller
-
-    return Depends(check)
 
 
 async def json_only(request: Request) -> None:

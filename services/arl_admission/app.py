@@ -2,29 +2,23 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 
 from arl_admission.retention import Retention
-from arl_admission.routes import router
+from arl_admission.routes import add_hops
 from arl_admission.service import Admission
 from arl_admission.settings import AdmissionSettings
-from arl_kit.app import called_by, create_app, metrics_of
+from arl_kit.app import create_app, metrics_of
+from arl_kit.hops import Hops
 from arl_kit.peers import Peers
-from arl_store.tx import Store, open_store
+from arl_store.tx import open_store
 
-__all__ = ["Deps", "build"]
+__all__ = ["build"]
 
 MAX_BODY = 64 << 20
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deps:
-    store: Store
-    admission: Admission
 
 
 def build(settings: AdmissionSettings) -> FastAPI:
@@ -42,7 +36,6 @@ def build(settings: AdmissionSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.deps = Deps(store, admission)
         await peers.start()
         retention.start()
         yield
@@ -58,5 +51,7 @@ def build(settings: AdmissionSettings) -> FastAPI:
     app = create_app(
         title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
-    app.include_router(router, dependencies=[called_by(settings, "gateway")])
+    hops = Hops(settings, "gateway")
+    add_hops(hops, admission)
+    app.router.routes.extend(hops.routes)
     return app

@@ -8,10 +8,11 @@ from fastapi import FastAPI
 from arl_cpu.executor import Executor
 from arl_cpu.launcher_client import LauncherClient
 from arl_cpu.manager import Manager
-from arl_cpu.routes import router
+from arl_cpu.routes import add_hops
 from arl_cpu.settings import CpuSettings
 from arl_cpu.simulated import SimulatedExecutor
-from arl_kit.app import called_by, create_app, metrics_of
+from arl_kit.app import create_app, metrics_of
+from arl_kit.hops import Hops
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
@@ -31,7 +32,6 @@ def build(settings: CpuSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.manager = manager
         await peers.start()
         await notifier.start()
         await manager.start()
@@ -48,7 +48,9 @@ def build(settings: CpuSettings) -> FastAPI:
     app = create_app(
         title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
-    app.include_router(router, dependencies=[called_by(settings, "scheduler")])
+    hops = Hops(settings, "scheduler")
+    add_hops(hops, manager)
+    app.router.routes.extend(hops.routes)
     return app
 
 

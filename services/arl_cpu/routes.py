@@ -1,15 +1,15 @@
-from fastapi import APIRouter, Request
+"""The manager contract as the scheduler speaks it."""
 
 from arl_cpu.manager import Manager
+from arl_kit.hops import Hops
 from arl_wire.internal import GrantBatch
 
-__all__ = ["router"]
-
-router = APIRouter(prefix="/internal")
+__all__ = ["add_hops"]
 
 
-@router.post("/grants", status_code=204)
-async def grants(body: GrantBatch, request: Request) -> None:
-    """A faster copy of granted rows; the manager's poll finds them too."""
-    manager: Manager = request.app.state.manager
-    await manager.offer(body.grants, epoch=body.node_epoch)
+def add_hops(hops: Hops, manager: Manager) -> None:
+    async def grants(batch: GrantBatch) -> None:
+        """A faster copy of granted rows; the manager's poll finds them too."""
+        await manager.offer(batch.grants, epoch=batch.node_epoch)
+
+    hops.add("/internal/grants", GrantBatch, grants)

@@ -102,7 +102,7 @@ async def _key_admin(request: Request) -> KeyAdmin:
     return keys
 
 
-def _queue_admin(request: Request) -> QueueAdmin:
+async def _queue_admin(request: Request) -> QueueAdmin:
     queues: QueueAdmin = request.app.state.queue_admin
     return queues
 

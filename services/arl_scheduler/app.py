@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from arl_kit.app import called_by, create_app, metrics_of
+from arl_kit.app import create_app, metrics_of
+from arl_kit.hops import Hops
 from arl_kit.peers import Peers
 from arl_scheduler.rounds import Rounds
-from arl_scheduler.routes import router
+from arl_scheduler.routes import add_hops
 from arl_scheduler.settings import SchedulerSettings
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
@@ -28,7 +29,6 @@ def build(settings: SchedulerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.rounds = rounds
         await peers.start()
         await notifier.start()
         rounds.start()
@@ -45,5 +45,7 @@ def build(settings: SchedulerSettings) -> FastAPI:
     app = create_app(
         title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
-    app.include_router(router, dependencies=[called_by(settings, "admission", "cpu")])
+    hops = Hops(settings, "admission", "cpu")
+    add_hops(hops, rounds)
+    app.router.routes.extend(hops.routes)
     return app

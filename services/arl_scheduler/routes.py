@@ -1,25 +1,22 @@
-from fastapi import APIRouter, Request
+"""Hints for the leader."""
 
 from arl_core.fence import Fence
+from arl_kit.hops import Hops
 from arl_scheduler.rounds import Rounds
 from arl_wire.internal import AdmittedHint, FreedHint
 
-__all__ = ["router"]
-
-router = APIRouter(prefix="/internal")
+__all__ = ["add_hops"]
 
 
-@router.post("/admitted", status_code=204)
-async def admitted(body: AdmittedHint, request: Request) -> None:
-    """New rows, or without any: a wish was recorded."""
-    rounds: Rounds = request.app.state.rounds
-    rounds.admitted(body.actions)
+def add_hops(hops: Hops, rounds: Rounds) -> None:
+    async def admitted(hint: AdmittedHint) -> None:
+        rounds.admitted(hint.actions)
 
+    async def freed(hint: FreedHint) -> None:
+        rounds.freed(
+            (Fence(fence.id, fence.grant_no) for fence in hint.fences),
+            requeued=(Fence(fence.id, fence.grant_no) for fence in hint.requeued),
+        )
 
-@router.post("/freed", status_code=204)
-async def freed(body: FreedHint, request: Request) -> None:
-    rounds: Rounds = request.app.state.rounds
-    rounds.freed(
-        (Fence(fence.id, fence.grant_no) for fence in body.fences),
-        requeued=(Fence(fence.id, fence.grant_no) for fence in body.requeued),
-    )
+    hops.add("/internal/admitted", AdmittedHint, admitted)
+    hops.add("/internal/freed", FreedHint, freed)

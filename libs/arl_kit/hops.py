@@ -1,0 +1,55 @@
+"""Routes between services: one pydantic body in, one or nothing out.
+
+They are plain Starlette routes of the service's app, so that its middleware and its problems hold for them too;
+FastAPI's resolving of dependencies and answers would be half of what a hop costs.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from arl_kit.app import validation_failed
+from arl_kit.settings import ServiceSettings
+from arl_wire.errors import Unauthenticated
+
+__all__ = ["Hops"]
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Hops:
+    """What `callers` may ask of a service; each of them with its own token."""
+
+    def __init__(self, settings: ServiceSettings, *callers: str) -> None:
+        self._settings = settings
+        self._callers = frozenset(callers)
+        self.routes: list[Route] = []
+
+    def add(self, path: str, body: type[Body], answer: Callable[[Body], Awaitable[BaseModel | None]]) -> None:
+        """`POST path`: 200 with what `answer` returns, or 204."""
+
+        async def serve(request: Request) -> Response:
+            request.scope["route"] = route
+            self._check(request)
+            try:
+                asked = body.model_validate_json(await request.body())
+            except ValidationError as error:
+                found: list[Any] = error.errors(include_url=False, include_input=False)
+                raise validation_failed(found) from None
+            answered = await answer(asked)
+            if answered is None:
+                return Response(status_code=204)
+            return Response(answered.model_dump_json(), media_type="application/json")
+
+        route = Route(path, serve, methods=["POST"])
+        self.routes.append(route)
+
+    def _check(self, request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
+        if caller not in self._callers:
+            raise Unauthenticated("this route is for other services of this installation")
