@@ -17,6 +17,21 @@ _SHARES, _WEIGHT = 102, 10
 """A tenth of the default: sandboxes cannot starve the services beside them."""
 _FREEZE_LIMIT_S = 0.5
 _V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
+_V1_FILES = {
+    "cpu.quota": "cpu.cfs_quota_us",
+    "cpuacct.usage": "cpuacct.usage",
+    "cpuset.cpus": "cpuset.cpus",
+    "cpuset.mems": "cpuset.mems",
+    "freezer.procs": "cgroup.procs",
+    "freezer.state": "freezer.state",
+    "memory.limit": "memory.limit_in_bytes",
+    "memory.memsw": "memory.memsw.limit_in_bytes",
+    "memory.oom": "memory.oom_control",
+    "memory.peak": "memory.max_usage_in_bytes",
+    "pids.events": "pids.events",
+    "pids.max": "pids.max",
+}
+"""By controller and what it is for."""
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
@@ -148,50 +163,52 @@ class V1Tree:
 
 class V1Group:
     def __init__(self, paths: dict[str, Path], distinct: Sequence[Path], cpus: str, mems: str) -> None:
-        self._paths, self._distinct, self._all_cores = paths, distinct, cpus
+        self._distinct, self._all_cores = distinct, cpus
         for path in distinct:
             path.mkdir(exist_ok=True)
+        # Strings, because putting a Path together costs more than what is done with it.
+        self._files = {name: f"{paths[name.partition('.')[0]]}/{file}" for name, file in _V1_FILES.items()}
+        self._procs = [f"{path}/cgroup.procs" for path in distinct]
         # A cpuset takes no process before it has both.
-        _write(paths["cpuset"] / "cpuset.mems", mems)
-        _write(paths["cpuset"] / "cpuset.cpus", cpus)
+        _write(self._files["cpuset.mems"], mems)
+        _write(self._files["cpuset.cpus"], cpus)
 
     def join(self, pid: int) -> None:
-        for path in self._distinct:
-            _write(path / "cgroup.procs", pid)
+        for path in self._procs:
+            _write(path, pid)
 
     def limit(self, *, memory_mib: int, pids: int) -> None:
-        memory = self._paths["memory"]
-        _write(memory / "memory.limit_in_bytes", memory_mib << 20)
-        _write_if_there(memory / "memory.memsw.limit_in_bytes", memory_mib << 20)
-        _write(self._paths["pids"] / "pids.max", pids)
+        _write(self._files["memory.limit"], memory_mib << 20)
+        _write_if_there(self._files["memory.memsw"], memory_mib << 20)
+        _write(self._files["pids.max"], pids)
 
     def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        _write(self._paths["cpu"] / "cpu.cfs_quota_us", _quota_us(cpu_milli))
-        _write(self._paths["cpuset"] / "cpuset.cpus", ",".join(map(str, cores)) or self._all_cores)
+        _write(self._files["cpu.quota"], _quota_us(cpu_milli))
+        _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
 
     def freeze(self) -> bool:
-        state = self._paths["freezer"] / "freezer.state"
+        state = self._files["freezer.state"]
         _write(state, "FROZEN")
-        return _until(lambda: state.read_text() == "FROZEN\n")
+        return _until(lambda: _read(state) == "FROZEN\n")
 
     def thaw(self) -> None:
-        _write(self._paths["freezer"] / "freezer.state", "THAWED")
+        _write(self._files["freezer.state"], "THAWED")
 
     def usage(self) -> Usage:
         return Usage(
-            cpu_us=int((self._paths["cpuacct"] / "cpuacct.usage").read_text()) // 1000,
-            oom_kills=_counter(self._paths["memory"] / "memory.oom_control", "oom_kill"),
-            pids_refused=_counter(self._paths["pids"] / "pids.events", "max"),
+            cpu_us=int(_read(self._files["cpuacct.usage"])) // 1000,
+            oom_kills=_counter(self._files["memory.oom"], "oom_kill"),
+            pids_refused=_counter(self._files["pids.events"], "max"),
         )
 
     def reset_peak(self) -> None:
-        _write(self._paths["memory"] / "memory.max_usage_in_bytes", 0)
+        _write(self._files["memory.peak"], 0)
 
     def peak_kib(self) -> int:
-        return int((self._paths["memory"] / "memory.max_usage_in_bytes").read_text()) >> 10
+        return int(_read(self._files["memory.peak"])) >> 10
 
     def processes(self) -> list[int]:
-        return [int(pid) for pid in (self._paths["freezer"] / "cgroup.procs").read_text().split()]
+        return [int(pid) for pid in _read(self._files["freezer.procs"]).split()]
 
     def kill(self) -> None:
         """Frozen processes get the signal first, so that none of them runs again before it dies."""
@@ -325,15 +342,26 @@ def _until(done: Callable[[], bool], limit_s: float = _FREEZE_LIMIT_S) -> bool:
     return True
 
 
-def _counter(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
+def _counter(path: str | Path, name: str) -> int:
+    for line in _read(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
             return int(value)
     return 0
 
 
-def _write(path: Path, value: int | str) -> None:
+def _read(path: str | Path) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b""
+        while part := os.read(fd, 1 << 16):
+            content += part
+    finally:
+        os.close(fd)
+    return content.decode()
+
+
+def _write(path: str | Path, value: int | str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(value).encode())
@@ -341,8 +369,8 @@ def _write(path: Path, value: int | str) -> None:
         os.close(fd)
 
 
-def _write_if_there(path: Path, value: int) -> None:
-    if path.exists():
+def _write_if_there(path: str | Path, value: int) -> None:
+    if os.path.exists(path):
         _write(path, value)
 
 

@@ -15,7 +15,7 @@ from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 
 from . import unsafe_local
 from .attempt import Attempt, Capture, Cause
-from .cgroups import Group, NoGroup, Tree
+from .cgroups import Group, NoGroup, Tree, Usage
 from .channel import Channel, as_file, pack
 from .loop import Loop
 from .mounts import WORKSPACE
@@ -79,6 +79,8 @@ class Environment:
         self._loss: str | None = None
         self._pid: int | None = None
         self._group: Group = NoGroup()
+        self._usage: Usage | None = None
+        """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
         self._number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -226,7 +228,7 @@ class Environment:
             if self._host.tree is None and self._pid is not None:
                 os.sched_setaffinity(self._pid, spec.cores or os.sched_getaffinity(0))
             self._group.thaw()
-            attempt.usage_before = self._group.usage()
+            attempt.usage_before = self._usage or self._group.usage()
             self._group.reset_peak()
             self._send_start(attempt)
         except ConnectionError:
@@ -294,7 +296,8 @@ class Environment:
         self.attempt = None
         attempt.cancel_timer()
         attempt.drain()
-        usage, peak_kib = self._group.usage(), self._group.peak_kib()
+        self._usage = usage = self._group.usage()
+        peak_kib = self._group.peak_kib()
         for capture in attempt.captures:
             self._host.loop.unwatch(capture.read_end)
             if attempt.ended and attempt.ended.get("left_behind") and not lost:
