@@ -1,6 +1,7 @@
 """The frame of a service: problems instead of tracebacks, probes, service-to-service authentication."""
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -104,6 +105,9 @@ def metrics_of(service: str, store: Store) -> Metrics:
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
     set_up_logging(name, settings.log_level)
+    # What importing made stays for ever; the collector need not look through it again and again.
+    gc.collect()
+    gc.freeze()
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from arl_admission.metrics import show_tables
 from arl_admission.retention import Retention
 from arl_admission.routes import add_hops
 from arl_admission.service import Admission
@@ -31,7 +32,7 @@ def build(settings: AdmissionSettings) -> FastAPI:
     peers = Peers(settings.service_token.get_secret_value())
     metrics = metrics_of("admission", store)
     admission = Admission(store, peers, settings, metrics)
-
+    show_tables(metrics, store)
     retention = Retention(store, retain_s=settings.retain_s)
 
     @asynccontextmanager

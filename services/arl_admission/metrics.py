@@ -1,6 +1,21 @@
+from arl_admission import repository
 from arl_kit.metrics import Metrics
+from arl_store.tx import Store
 
-__all__ = ["AdmissionMetrics"]
+__all__ = ["AdmissionMetrics", "show_tables"]
+
+
+def show_tables(metrics: Metrics, store: Store) -> None:
+    """How large the tables that grow with the actions are, with their indexes: retention has to keep them bounded."""
+    size = metrics.gauge("table_bytes", "Size on disk with indexes and all partitions", "table")
+
+    async def measure() -> None:
+        async with store.read() as tx:
+            rows = await repository.table_sizes(tx)
+        for row in rows:
+            size.labels(row.name).set(row.bytes)
+
+    metrics.on_scrape(measure)
 
 
 class AdmissionMetrics:

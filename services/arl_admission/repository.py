@@ -25,6 +25,7 @@ __all__ = [
     "node_capacities",
     "old_actions",
     "remove_actions",
+    "table_sizes",
     "wish_cancel",
 ]
 
@@ -205,6 +206,18 @@ DROP_EMPTY_PARTITIONS = text("""
 NODE_CAPACITIES = text("select capacity::text as capacity, enforced::text as enforced from nodes where kind = 'cpu'")
 
 
+TABLE_SIZES = text("""
+    select name, sum(pg_total_relation_size(relid))::bigint as bytes
+      from unnest(array['actions', 'action_specs', 'action_results']) as name,
+           pg_partition_tree(name::regclass)
+     where isleaf
+     group by name
+     union all
+    select name, pg_total_relation_size(name::regclass)
+      from unnest(array['submissions', 'environments']) as name
+""")
+
+
 async def ensure_queue(tx: WriteTx, *, project_id: int, task: str) -> int:
     """The id of the task's queue, made at its first action."""
     while True:
@@ -277,6 +290,10 @@ async def environment_sizes(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dic
 
 async def node_capacities(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(NODE_CAPACITIES)
+
+
+async def table_sizes(tx: ReadTx) -> Sequence[Row]:
+    return await tx.fetch(TABLE_SIZES)
 
 
 async def forget_keys(tx: WriteTx, *, limit: int, now: datetime | None) -> int:

@@ -72,8 +72,10 @@ class SimulatedExecutor:
         self._environments -= gone
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Of what is settled no copy can come any more that would start it again."""
         for fence in fences:
             self._reports.pop(fence, None)
+            self._seen.discard(fence)
 
     async def events(self) -> AsyncIterator[Event]:
         events = self._events

@@ -1,11 +1,12 @@
 """A system of a benchmark's own: fresh state, a driver of its choice, gone afterwards."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ class OwnSystem:
         connection = resolve(directory=self.directory)
         return AsyncTangram(connection.url, connection.api_key)
 
+    def url_of(self, service: str) -> str:
+        """Where a service answers on this machine."""
+        found: dict[str, str] = json.loads((self.directory / "endpoints.json").read_text())
+        return found[service]
+
     def processes(self) -> dict[str, int]:
         """Pid of each process by name, the supervisor's too."""
         found: dict[str, Any] = json.loads((self.directory / "processes.json").read_text())
@@ -47,7 +53,9 @@ class OwnSystem:
 
 
 @contextmanager
-def own_system(*, driver: str = "namespaces", cores: int | None = None) -> Iterator[OwnSystem]:
+def own_system(
+    *, driver: str = "namespaces", cores: int | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[OwnSystem]:
     """Raises `Unavailable` with the system's last words if it does not come up."""
     with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
         directory = Path(path)
@@ -59,6 +67,7 @@ def own_system(*, driver: str = "namespaces", cores: int | None = None) -> Itera
                 stdin=subprocess.PIPE,
                 stdout=words,
                 stderr=words,
+                env=os.environ | dict(environment or {}),
                 start_new_session=True,
             )
         try:

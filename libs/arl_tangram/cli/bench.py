@@ -10,6 +10,7 @@ import typer
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.report import document
+from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.cli.demo import system_up
 from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
@@ -63,6 +64,20 @@ def overhead(
     except TangramError as error:
         fail(str(error))
     _print(document("overhead", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+
+
+@group.command()
+def soak(
+    as_json: JsonOption = False,
+    actions: Annotated[int, typer.Option(min=1000, help="How many, in all.")] = 300_000,
+) -> None:
+    """Very many actions that do nothing, on a system of its own: memory, tables and latency over time."""
+    try:
+        figures, samples = run_soak(actions, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    load = {"actions": actions, "batch": BATCH, "batches_at_once": BATCHES, **RETENTION}
+    _print(document("soak", load=load, figures=figures, samples=samples), as_json=as_json)
 
 
 async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:

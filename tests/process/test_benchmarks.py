@@ -1,0 +1,38 @@
+"""The benchmarks in short form: that they run and say what they promise, not how fast."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "arl_tangram.cli", "bench", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert {"name", "machine", "load", "versions", "repeats", "figures", "samples"} <= document.keys()
+    return document
+
+
+def test_overhead_measures_rates_costs_and_idle_starts() -> None:
+    document = bench("overhead", "--repeats", "1", "--seconds", "4", "--starts", "20")
+    figures = document["figures"]
+    rates = ("plain_exec_per_s", "tangram_exec_per_s", "tangram_exec_single_per_s", "tangram_noop_per_s")
+    costs = ("client_cpu_ms", "cpu_ms_per_noop", "idle_submit_to_start_p50_ms", "idle_submit_to_start_p99_ms")
+    assert all(figures[name] > 0 for name in (*rates, *costs))
+    assert len(document["samples"]["start_ms"]) == 20
+    used = document["samples"]["noop"][0]["cpu_ms_each"]
+    assert {"client", "gateway", "admission", "scheduler", "cpu", "postgres"} <= used.keys()
+
+
+def test_soak_measures_memory_tables_and_latency_over_time() -> None:
+    document = bench("soak", "--actions", "5000")
+    assert document["figures"]["actions"] == 5000
+    assert document["figures"]["act_p99_last_over_first"] > 0
+    last = document["samples"]["over_time"][-1]
+    assert all(last[f"{name}_mib"] > 0 for name in ("gateway", "admission", "scheduler", "cpu", "table_actions"))
