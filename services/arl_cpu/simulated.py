@@ -11,6 +11,7 @@ from arl_cpu.executor import Capability, Event, ExecSpec, ExecutorState, Report,
 
 __all__ = ["SimulatedExecutor"]
 
+REMEMBERED_FENCES = 10_000
 _CAPABILITIES = (
     "uid_separation",
     "files",
@@ -37,7 +38,7 @@ class SimulatedExecutor:
         self._busy: set[UUID] = set()
         self._running: dict[Fence, _Attempt] = {}
         self._reports: dict[Fence, Report] = {}
-        self._seen: set[Fence] = set()
+        self._acknowledged: dict[Fence, None] = {}
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
 
     async def connect(self) -> ExecutorState:
@@ -56,8 +57,7 @@ class SimulatedExecutor:
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
         for spec in specs:
-            if spec.fence not in self._seen:
-                self._seen.add(spec.fence)
+            if not any(spec.fence in known for known in (self._running, self._reports, self._acknowledged)):
                 self._begin(spec)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
@@ -72,10 +72,11 @@ class SimulatedExecutor:
         self._environments -= gone
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        """Of what is settled no copy can come any more that would start it again."""
         for fence in fences:
-            self._reports.pop(fence, None)
-            self._seen.discard(fence)
+            if self._reports.pop(fence, None) is not None:
+                self._acknowledged[fence] = None
+        while len(self._acknowledged) > REMEMBERED_FENCES:
+            del self._acknowledged[next(iter(self._acknowledged))]
 
     async def events(self) -> AsyncIterator[Event]:
         events = self._events

@@ -132,6 +132,7 @@ class Launcher:
                 "TANGRAM_LAUNCHER_DIR": str(directory / "launcher"),
                 "TANGRAM_DRIVER": driver,
                 "TANGRAM_NODE_NAME": "test",
+                "TANGRAM_READY_ENVIRONMENTS": "0",
                 **variables,
             },
             stdout=subprocess.PIPE,
@@ -156,9 +157,9 @@ class Launcher:
 
 
 @asynccontextmanager
-async def a_bench(directory: Path, driver: str) -> AsyncIterator[Bench]:
-    """A launcher with a manager connected, ended afterwards."""
-    launcher = Launcher(directory, driver)
+async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncIterator[Bench]:
+    """A launcher with a manager connected, ended afterwards. Unless told otherwise nothing stands ready in it."""
+    launcher = Launcher(directory, driver, TANGRAM_READY_ENVIRONMENTS=str(ready))
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
     bench = Bench(client, await client.connect(), launcher)
@@ -173,15 +174,15 @@ async def a_bench(directory: Path, driver: str) -> AsyncIterator[Bench]:
 
 def agent_of(launcher: Launcher) -> int:
     """The pid of the environment made last: the launcher's youngest child."""
-    return _children_of(launcher)[-1]
+    return children_of(launcher)[-1]
 
 
 def zygote_of(launcher: Launcher) -> int:
     """The launcher's oldest child."""
-    return _children_of(launcher)[0]
+    return children_of(launcher)[0]
 
 
-def _children_of(launcher: Launcher) -> list[int]:
+def children_of(launcher: Launcher) -> list[int]:
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
     return [int(pid) for pid in children.split()]
 
@@ -206,4 +207,6 @@ def living_descendants(root: int) -> set[int]:
 def cgroups_of(launcher: Launcher) -> list[Path]:
     """Cgroups of environments that this launcher, or an earlier one in its directory, made."""
     suffix = zlib.crc32(os.fsencode(launcher.directory / "launcher"))
-    return [path for path in Path("/sys/fs/cgroup").glob(f"**/tangram/test.{suffix:08x}/*") if path.is_dir()]
+    # Others make and remove cgroups meanwhile: a walk goes on where a glob would raise.
+    walk = os.walk("/sys/fs/cgroup")
+    return [Path(parent, name) for parent, names, _ in walk if parent.endswith(f"/test.{suffix:08x}") for name in names]

@@ -41,10 +41,14 @@ class Leftovers:
             yield _finding("stray_directory", path, "of a `doctor` that did not end")
 
     def environments(self) -> tuple[set[str], bool]:
-        """Names of environments that have a cgroup or files here; and whether those are all there are."""
+        """Names of environments that have a cgroup or files here; and whether those are all there are.
+
+        Without those that stand ready for whoever comes next.
+        """
         trees = self._trees()
         groups = {path.name for tree in trees for path in _entries(tree) if path.is_dir()}
-        return groups | {path.name for path in _entries(self._launcher / "work")}, bool(trees)
+        ready = set(_read(str(self._launcher / "ready")).split())
+        return (groups | {path.name for path in _entries(self._launcher / "work")}) - ready, bool(trees)
 
     def _launcher_lives(self) -> bool:
         """The lock says so, not a pid."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from arl_cpu.executor import Event
 
 from . import syscalls
+from .cells import Host, Pool
 from .cgroups import find_tree
-from .environment import Host
 from .loop import Loop
 from .node import Node
 from .selftest import NotPossible, probe, without_walls
@@ -29,7 +29,14 @@ from .zygote import start_zygote
 __all__ = ["main"]
 
 _DRIVERS = ("namespaces", "unsafe-local")
-_SETTINGS = ("TANGRAM_LAUNCHER_SOCKET", "TANGRAM_LAUNCHER_DIR", "TANGRAM_DRIVER", "TANGRAM_NODE_NAME")
+_SETTINGS = (
+    "TANGRAM_LAUNCHER_SOCKET",
+    "TANGRAM_LAUNCHER_DIR",
+    "TANGRAM_DRIVER",
+    "TANGRAM_NODE_NAME",
+    "TANGRAM_READY_ENVIRONMENTS",
+)
+_READY, _MOST_READY = 8, 1000
 _KEPT = frozenset({*_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"})
 _LOST_ZYGOTE, _WRONG_SETTINGS, _NO_DRIVER, _IN_USE = 1, 2, 3, 4
 _END_LIMIT_S = 10.0
@@ -44,6 +51,8 @@ class Settings:
     directory: Path
     driver: str
     node_name: str
+    ready: int = 0
+    """How many environments are made before anybody asks for them."""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> "Settings":
@@ -62,6 +71,7 @@ class Settings:
             directory=Path(variables["TANGRAM_LAUNCHER_DIR"]).absolute(),
             driver=driver,
             node_name=node_name,
+            ready=_number(variables, "TANGRAM_READY_ENVIRONMENTS", _READY),
         )
 
 
@@ -76,6 +86,13 @@ def main() -> int:
     except ValueError as error:
         return _give_up(str(error), _WRONG_SETTINGS)
     return _run_alone(settings)
+
+
+def _number(variables: Mapping[str, str], name: str, default: int) -> int:
+    value = variables.get(name, str(default))
+    if not value.isdecimal() or int(value) > _MOST_READY:
+        raise ValueError(f"{name} is {value!r}; it must be a number from 0 to {_MOST_READY}")
+    return int(value)
 
 
 def _check(directory: Path) -> int:
@@ -126,11 +143,13 @@ def _run(settings: Settings, *, check_only: bool = False) -> int:
             tree.remove()
         shutil.rmtree(work_dir, ignore_errors=True)
         settings.socket_path.unlink(missing_ok=True)
+        host.ready_listing.unlink(missing_ok=True)
 
 
 def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
     loop = host.loop
-    node = Node(host, _ignore)
+    pool = Pool(host, settings.ready if host.in_namespaces else 0)
+    node = Node(host, pool, _ignore)
     loop.install_signals(lambda pid, _status: _on_child(host, pid), lambda: _end(loop, node))
     zygote = host.zygote
     loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host, node))
@@ -150,6 +169,7 @@ def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
         return 0
     host.enforcement = {capability.name: capability.level for capability in capabilities}
     Server(loop, node, capabilities, settings.driver).listen(settings.socket_path)
+    pool.fill()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     loop.run()
@@ -157,9 +177,9 @@ def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
 
 
 def _on_child(host: Host, pid: int) -> None:
-    environment = host.children.pop(pid, None)
-    if environment is not None:
-        environment.died()
+    cell = host.children.pop(pid, None)
+    if cell is not None:
+        cell.reaped()
 
 
 def _on_zygote(host: Host, node: Node) -> None:

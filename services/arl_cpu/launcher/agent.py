@@ -51,21 +51,30 @@ def run(agent_end: int, *, in_namespaces: bool) -> NoReturn:
 
 
 def _serve(channel: Channel, walls: Walls) -> None:
-    received = channel.receive()
-    if received is None:
-        return
-    setup = Setup.of(received[0])
     try:
+        if (message := _next(channel)) is None:
+            return
         os.setsid()
         # Opened before the walls: later these files of the agent are closed to its own uid.
         oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        walls.raise_around(setup)
+        walls.prepare(message["base_prefix"])
+        channel.send({"op": "prepared"})
+        if (message := _next(channel)) is None:
+            return
+        setup = Setup.of(message)
+        walls.bind(setup)
         agent = _Agent(channel, walls, setup, oom_score)
     except OSError as error:
         channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
         return
     channel.send({"op": "ready"})
     agent.serve()
+
+
+def _next(channel: Channel) -> dict[str, Any] | None:
+    """What to do next; None where nobody will say it any more."""
+    received = channel.receive()
+    return None if received is None else {key: value for key, value in received[0].items() if key != "op"}
 
 
 class _Agent:

@@ -47,7 +47,11 @@ class Usage:
 class Group(Protocol):
     """The walls around one environment's processes."""
 
-    def join(self, pid: int) -> None: ...
+    @property
+    def joined_by(self) -> Sequence[str]:
+        """Files that a process writes its pid to in order to be in the group, with all its later children."""
+        ...
+
     def limit(self, *, memory_mib: int, pids: int) -> None: ...
     def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
     def freeze(self) -> bool:
@@ -81,8 +85,9 @@ class Tree(Protocol):
 class NoGroup:
     """An environment without cgroups: nothing is limited or counted here."""
 
-    def join(self, pid: int) -> None:
-        del pid
+    @property
+    def joined_by(self) -> Sequence[str]:
+        return ()
 
     def limit(self, *, memory_mib: int, pids: int) -> None:
         del memory_mib, pids
@@ -173,9 +178,9 @@ class V1Group:
         _write(self._files["cpuset.mems"], mems)
         _write(self._files["cpuset.cpus"], cpus)
 
-    def join(self, pid: int) -> None:
-        for path in self._procs:
-            _write(path, pid)
+    @property
+    def joined_by(self) -> Sequence[str]:
+        return self._procs
 
     def limit(self, *, memory_mib: int, pids: int) -> None:
         _write(self._files["memory.limit"], memory_mib << 20)
@@ -258,8 +263,9 @@ class V2Group:
         self._path = path
         path.mkdir(exist_ok=True)
 
-    def join(self, pid: int) -> None:
-        _write(self._path / "cgroup.procs", pid)
+    @property
+    def joined_by(self) -> Sequence[str]:
+        return (f"{self._path}/cgroup.procs",)
 
     def limit(self, *, memory_mib: int, pids: int) -> None:
         _write(self._path / "memory.max", memory_mib << 20)

@@ -1,64 +1,27 @@
 """One environment: the agent that is its pid 1, its cgroup, and the attempt that runs in it now."""
 
 import os
-import shutil
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 
-from . import unsafe_local
 from .attempt import Attempt, Capture, Cause
-from .cgroups import Group, NoGroup, Tree, Usage
-from .channel import Channel, as_file, pack
-from .loop import Loop
+from .cells import Cell, Host, Owner, Pool
+from .cgroups import Usage
+from .channel import as_file, pack
 from .mounts import WORKSPACE
-from .processes import Process, all_processes, descendants
+from .processes import Process
 from .walls import Setup
-from .zygote import Zygote
 
-__all__ = ["Environment", "Host"]
+__all__ = ["Environment"]
 
 _SETUP_LIMIT_S = 30.0
 _KILL_STAGE_S = 1.0
-_REMOVE_RETRY_S = 0.05
-_STRAYS_RETRY_S = 0.05
-
-
-@dataclass(kw_only=True)
-class Host:
-    """What all environments of this launcher share."""
-
-    loop: Loop
-    zygote: Zygote
-    tree: Tree | None
-    in_namespaces: bool
-    first_host_id: int | None
-    """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
-    work_dir: Path
-    base_prefix: str
-    children: dict[int, "Environment"] = field(default_factory=dict)
-    enforcement: Mapping[str, str] = field(default_factory=dict)
-    used_numbers: set[int] = field(default_factory=set)
-
-    def take_number(self) -> int:
-        """The smallest that no living environment has: names its cgroup, its directory and its uid."""
-        number = next(each for each in range(len(self.used_numbers) + 1) if each not in self.used_numbers)
-        self.used_numbers.add(number)
-        return number
-
-    def end_strays(self) -> None:
-        """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
-        if self.zygote.is_idle:
-            unsafe_local.end_strays(keep={self.zygote.pid, *self.children})
-        else:
-            self.loop.after(_STRAYS_RETRY_S, self.end_strays)
 
 
 class Environment:
@@ -68,6 +31,7 @@ class Environment:
         self,
         spec: EnvironmentSpec,
         host: Host,
+        pool: Pool,
         on_report: Callable[[Report], None],
         on_gone: Callable[["Environment", str | None], None],
     ) -> None:
@@ -77,20 +41,16 @@ class Environment:
         self.is_ending = False
         self._is_ready = False
         self._loss: str | None = None
-        self._pid: int | None = None
-        self._group: Group = NoGroup()
         self._usage: Usage | None = None
         """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
-        self._number = host.take_number()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel = Channel(ours)
-        host.zygote.make(theirs, self._host_id(), self._made)
+        self._pool = pool
+        self._take(pool.take)
 
     def begin(self, attempt: Attempt) -> None:
         """Run it as soon as the environment is ready. There must be no other."""
         self.attempt = attempt
-        if self._pid is not None:
+        if self._cell.pid is not None:
             self._limit_setup(attempt)
         if self._is_ready:
             self._start(attempt)
@@ -104,7 +64,7 @@ class Environment:
         if self._is_ready:
             self._hasten(attempt.spec)
             self._tell({"op": "kill"})
-            attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._kill)
+            attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._cell.kill)
         else:
             self.end()
 
@@ -115,21 +75,22 @@ class Environment:
         self.is_ending = True
         if self.attempt is not None and self.attempt.ended is None:
             self.attempt.cause = self.attempt.cause or cause
-        if self._pid is None:
+        if self._cell.pid is None:
             return
         if self._host.in_namespaces:
-            self._kill()
+            self._cell.kill()
         else:
             # The agent knows its descendants best: it ends them at the end of its channel.
-            self._channel.socket.shutdown(socket.SHUT_WR)
-            self._host.loop.after(_KILL_STAGE_S, self._kill)
+            self._cell.channel.socket.shutdown(socket.SHUT_WR)
+            self._host.loop.after(_KILL_STAGE_S, self._cell.kill)
 
     def died(self) -> None:
         """Pid 1 was reaped."""
-        self._pid = None
-        self._unwatch_channel()
-        if not self._host.in_namespaces:
-            self._host.end_strays()
+        if self._was_ready_made and not self._is_ready and not self.is_ending:
+            # It died in the pool, before it could be told to anybody; nothing of the attempt has run.
+            self._cell.remove(lambda: None)
+            self._take(self._pool.take_new)
+            return
         if self.attempt is not None:
             self._settle(self.attempt, lost=self.spec.scope == "trajectory")
         elif not self.is_ending:
@@ -137,43 +98,32 @@ class Environment:
         self.is_ending = True
         self._remove()
 
+    def _take(self, take: Callable[[Owner], Cell]) -> None:
+        self._cell = take(self)
+        self._was_ready_made = self._cell.is_prepared
+        if self._was_ready_made:
+            self.prepared()
+
     def processes(self) -> list[Process]:
         """Every living process of it on the host, its first one included."""
-        if self._pid is None:
-            return []
-        return [*descendants(self._pid), *(each for each in all_processes() if each.pid == self._pid)]
+        return self._cell.processes()
 
-    def _host_id(self) -> int | None:
-        if not self._host.in_namespaces:
-            return None
-        first = self._host.first_host_id
-        return os.getuid() if first is None else first + self._number
-
-    def _made(self, pid: int, error: str) -> None:
-        if pid == 0:
-            self._fail(error)
-            return
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            self._fail("the agent died at once")
-            return
-        self._pid = pid
-        self._host.children[pid] = self
+    def made(self) -> None:
+        """The agent lives; from here on set-up takes its own time."""
         if self.attempt is not None:
             self._limit_setup(self.attempt)
-        self._host.loop.watch(self._channel.socket.fileno(), self._hear)
         if self.is_ending:
-            self._kill()
-            return
+            self._cell.kill()
+
+    def prepared(self) -> None:
+        """The cell stands: give it its sizes and the last walls."""
         try:
-            if self._host.tree is not None:
-                self._group = self._host.tree.make(f"e{self._number}")
-                self._group.limit(memory_mib=self.spec.memory_mib, pids=self.spec.pids + 1)
-                self._group.join(pid)
-            self._channel.send(asdict(self._setup()))
+            self._cell.group.limit(memory_mib=self.spec.memory_mib, pids=self.spec.pids + 1)
+            self._cell.channel.send({"op": "bind", **asdict(self._setup())})
+        except ConnectionError:
+            self._cell.kill()  # the agent is gone already; its death is told like any other
         except OSError as failure:
-            self._fail(f"cannot set up the environment: {failure}")
+            self.failed(f"cannot set up the environment: {failure}")
 
     def _limit_setup(self, attempt: Attempt) -> None:
         """From here on; the wait for other environments that are being made is nobody's failure."""
@@ -182,7 +132,7 @@ class Environment:
     def _setup(self) -> Setup:
         workspace = WORKSPACE
         if not self._host.in_namespaces:
-            workspace = str(self._work_dir())
+            workspace = str(self._cell.work_dir)
             os.mkdir(workspace, 0o700)
         return Setup(
             workspace=workspace,
@@ -195,46 +145,34 @@ class Environment:
             watches_memory=self._host.in_namespaces and self._host.tree is None,
         )
 
-    def _work_dir(self) -> Path:
-        return self._host.work_dir / f"e{self._number}"
-
-    def _hear(self) -> None:
-        received = self._channel.receive()
-        if received is None:
-            self._unwatch_channel()
-            self._kill()
-            return
-        message, files = received
+    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+        """What the agent tells of itself and of the attempt."""
         match message["op"]:
             case "ready":
                 self._is_ready = True
                 if self.attempt is not None:
                     self._start(self.attempt)
-            case "failed":
-                self._fail(message["message"])
             case "started" if self.attempt is not None:
                 self._started(self.attempt)
             case "file" if self.attempt is not None:
                 self.attempt.files[message["path"]] = _content(files[0], message["size"])
             case "exited" if self.attempt is not None:
                 self._exited(self.attempt, message)
-        for file in files:
-            os.close(file)
 
     def _start(self, attempt: Attempt) -> None:
         spec = attempt.spec
         try:
-            self._group.grant(cpu_milli=spec.cpu_milli, cores=spec.cores)
-            if self._host.tree is None and self._pid is not None:
-                os.sched_setaffinity(self._pid, spec.cores or os.sched_getaffinity(0))
-            self._group.thaw()
-            attempt.usage_before = self._usage or self._group.usage()
-            self._group.reset_peak()
+            self._cell.group.grant(cpu_milli=spec.cpu_milli, cores=spec.cores)
+            if self._host.tree is None and self._cell.pid is not None:
+                os.sched_setaffinity(self._cell.pid, spec.cores or os.sched_getaffinity(0))
+            self._cell.group.thaw()
+            attempt.usage_before = self._usage or self._cell.group.usage()
+            self._cell.group.reset_peak()
             self._send_start(attempt)
         except ConnectionError:
-            self._kill()  # the agent is gone already; its death is told like any other
+            self._cell.kill()  # the agent is gone already; its death is told like any other
         except OSError as failure:
-            self._fail(f"cannot start the action: {failure}")
+            self.failed(f"cannot start the action: {failure}")
 
     def _send_start(self, attempt: Attempt) -> None:
         spec = attempt.spec
@@ -248,14 +186,14 @@ class Environment:
         payload = pack(header, [(spec.source or "").encode(errors="surrogatepass"), *spec.files.values()])
         stdin = as_file(spec.stdin) if spec.stdin else os.open("/dev/null", os.O_RDONLY)
         try:
-            host_id = self._host_id()
+            host_id = self._cell.host_id
             for capture in attempt.captures:
                 if host_id is not None:
                     os.fchown(capture.write_end, host_id, -1)  # so that /dev/stdout can be opened inside
                 self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
             attempt.started_at = time.monotonic()
-            self._channel.send({"op": "start"}, [payload, stdin, *ends])
+            self._cell.channel.send({"op": "start"}, [payload, stdin, *ends])
         finally:
             os.close(payload)
             os.close(stdin)
@@ -263,7 +201,7 @@ class Environment:
             capture.close_write_end()
 
     def _workspace(self) -> str:
-        return WORKSPACE if self._host.in_namespaces else str(self._work_dir())
+        return WORKSPACE if self._host.in_namespaces else str(self._cell.work_dir)
 
     def _started(self, attempt: Attempt) -> None:
         if attempt.cause is None:
@@ -283,11 +221,11 @@ class Environment:
         elif self._freeze():
             self._settle(attempt, lost=False)
         else:
-            self._kill()
+            self._cell.kill()
 
     def _freeze(self) -> bool:
         try:
-            return self._group.freeze()
+            return self._cell.group.freeze()
         except OSError:
             return False
 
@@ -296,8 +234,8 @@ class Environment:
         self.attempt = None
         attempt.cancel_timer()
         attempt.drain()
-        self._usage = usage = self._group.usage()
-        peak_kib = self._group.peak_kib()
+        self._usage = usage = self._cell.group.usage()
+        peak_kib = self._cell.group.peak_kib()
         for capture in attempt.captures:
             self._host.loop.unwatch(capture.read_end)
             if attempt.ended and attempt.ended.get("left_behind") and not lost:
@@ -323,55 +261,36 @@ class Environment:
 
         self._host.loop.watch(capture.read_end, discard)
 
-    def _fail(self, message: str) -> None:
+    def failed(self, message: str) -> None:
         """Set-up did not work; the environment ends and its first attempt with it."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.cause, attempt.ended = attempt.cause or "setup", {"message": message}
             self._settle(attempt, lost=self._is_ready and self.spec.scope == "trajectory")
         self.end()
-        if self._pid is None:
+        if self._cell.pid is None:
             self._remove()
-
-    def _kill(self) -> None:
-        """The kernel's guarantee: with pid 1 everything in its pid namespace dies."""
-        if self._pid is None:
-            return
-        os.kill(self._pid, signal.SIGKILL)
-        try:
-            self._group.kill()
-        except OSError:
-            return  # pid 1 is dying in any case
 
     def _hasten(self, spec: ExecSpec) -> None:
         """The agent shares its quota with what it has to kill."""
         try:
-            self._group.grant(cpu_milli=max(spec.cpu_milli, 1000), cores=spec.cores)
+            self._cell.group.grant(cpu_milli=max(spec.cpu_milli, 1000), cores=spec.cores)
         except OSError:
             return  # it is only slower
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         try:
-            self._channel.send(message)
+            self._cell.channel.send(message)
         except OSError:
-            self._kill()
-
-    def _unwatch_channel(self) -> None:
-        if self._channel.socket.fileno() >= 0:
-            self._host.loop.unwatch(self._channel.socket.fileno())
+            self._cell.kill()
 
     def _remove(self) -> None:
-        if not self._group.remove():
-            self._host.loop.after(_REMOVE_RETRY_S, self._remove)
-            return
-        self._unwatch_channel()
-        self._channel.close()
+        self._cell.remove(self._removed)
+
+    def _removed(self) -> None:
         for capture in self._left_open:
             self._host.loop.unwatch(capture.read_end)
             capture.close()
-        if not self._host.in_namespaces:
-            shutil.rmtree(self._work_dir(), ignore_errors=True)
-        self._host.used_numbers.discard(self._number)
         self._on_gone(self, self._loss)
 
 

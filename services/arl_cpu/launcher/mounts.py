@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from . import syscalls
 from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
-from .walls import Setup
 
-__all__ = ["WORKSPACE", "Sources", "build_root", "open_sources"]
+__all__ = ["WORKSPACE", "Sources", "build_root", "mount_write_area", "open_sources"]
 
 WORKSPACE = "/workspace"
 
+_AREA = "/tmp"  # noqa: S108  # inside
+_WRITABLE = {"workspace": WORKSPACE, "shm": "/dev/shm", "tmp": _AREA}  # noqa: S108  # inside
+"""Part of the area → where it is seen."""
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = (
@@ -73,15 +75,32 @@ def open_sources(base_prefix: str) -> Sources:
     return sources
 
 
-def build_root(sources: Sources, setup: Setup) -> None:
-    """Put the tree together, make it the root and let go of the host's."""
+def build_root(sources: Sources) -> None:
+    """Put the tree together, make it the root and let go of the host's. Nothing in it can be written yet."""
     syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
     _show(sources)
     _make_dev(sources)
     _make_proc()
-    _make_write_area(setup)
+    for place in _WRITABLE.values():
+        os.makedirs(f"{_ROOT}{place}")
     syscalls.pivot_root(_ROOT)
     syscalls.make_readonly("/", recursive=False)
+
+
+def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
+    """One tmpfs under every writable place, so that its size bounds their sum, in bytes and in inodes."""
+    inodes = min(_MAX_INODES, max(_MIN_INODES, memory_mib * _INODES_PER_MIB))
+    options = f"size={disk_mib}m,nr_inodes={inodes},mode=0755"
+    syscalls.mount("tmpfs", _AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    files = {}
+    for name, place in _WRITABLE.items():
+        os.mkdir(f"{_AREA}/{name}")
+        os.chmod(f"{_AREA}/{name}", 0o755 if place == WORKSPACE else 0o1777)
+        files[place] = os.open(f"{_AREA}/{name}", os.O_PATH | os.O_CLOEXEC)
+    # The place that the area itself is mounted on is among them, and comes last: from then on only parts are seen.
+    for place, file in files.items():
+        syscalls.bind(file, place)
+        os.close(file)
     os.chdir(WORKSPACE)
 
 
@@ -140,24 +159,6 @@ def _make_proc() -> None:
             syscalls.bind(file, f"{proc}/{name}")
             os.close(file)
             syscalls.make_readonly(f"{proc}/{name}")
-
-
-def _make_write_area(setup: Setup) -> None:
-    """One tmpfs under every writable place, so that its size bounds their sum, in bytes and in inodes."""
-    area = f"{_ROOT}/.area"
-    os.mkdir(area)
-    inodes = min(_MAX_INODES, max(_MIN_INODES, setup.memory_mib * _INODES_PER_MIB))
-    options = f"size={setup.disk_mib}m,nr_inodes={inodes},mode=0755"
-    syscalls.mount("tmpfs", area, "tmpfs", MS_NOSUID | MS_NODEV, options)
-    for name, place in (("workspace", WORKSPACE), ("tmp", "/tmp"), ("shm", "/dev/shm")):  # noqa: S108  # inside
-        os.mkdir(f"{area}/{name}")
-        os.chmod(f"{area}/{name}", 0o755 if name == "workspace" else 0o1777)
-        os.makedirs(f"{_ROOT}{place}", exist_ok=True)
-        file = os.open(f"{area}/{name}", os.O_PATH | os.O_CLOEXEC)
-        syscalls.bind(file, f"{_ROOT}{place}")
-        os.close(file)
-    syscalls.unmount(area)
-    os.rmdir(area)
 
 
 def _target_of(path: str) -> str:

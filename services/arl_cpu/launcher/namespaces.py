@@ -20,14 +20,17 @@ _MIN_FILE_MIB = 16
 class Namespaces:
     """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
 
-    def raise_around(self, setup: Setup) -> None:
+    def prepare(self, base_prefix: str) -> None:
         # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
-        sources = mounts.open_sources(setup.base_prefix)
+        sources = mounts.open_sources(base_prefix)
         _take_the_one_id()
-        mounts.build_root(sources, setup)
+        mounts.build_root(sources)
         syscalls.bring_loopback_up()
         syscalls.set_hostname("sandbox")
+
+    def bind(self, setup: Setup) -> None:
+        mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
         _limit(setup)
         syscalls.drop_capabilities()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)

@@ -7,7 +7,8 @@ from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report, RunningAttempt
 
 from .attempt import Attempt, Cause
-from .environment import Environment, Host
+from .cells import Host, Pool
+from .environment import Environment
 from .processes import Process
 
 __all__ = ["Node"]
@@ -19,8 +20,8 @@ _TEMPLATES = ("host",)
 class Node:
     """Starts, stops and reports attempts. Idempotent by fence."""
 
-    def __init__(self, host: Host, on_event: Callable[[Event], None]) -> None:
-        self._host = host
+    def __init__(self, host: Host, pool: Pool, on_event: Callable[[Event], None]) -> None:
+        self._host, self._pool = host, pool
         self.on_event = on_event
         self._persistent: dict[UUID, Environment] = {}
         self._all: set[Environment] = set()
@@ -66,7 +67,8 @@ class Node:
         self._end(ending, "cancelled", done)
 
     def end_all(self, done: Callable[[], None]) -> None:
-        self._end(list(self._all), "stopped", done)
+        """Those that stand ready, too."""
+        self._end(list(self._all), "stopped", lambda: self._pool.end(done))
 
     def acknowledge(self, fences: Iterable[Fence]) -> None:
         for fence in fences:
@@ -105,7 +107,7 @@ class Node:
         environment.begin(attempt)
 
     def _make(self, spec: EnvironmentSpec) -> Environment:
-        environment = Environment(spec, self._host, self._reported, self._gone)
+        environment = Environment(spec, self._host, self._pool, self._reported, self._gone)
         self._all.add(environment)
         if spec.scope == "trajectory":
             self._persistent[spec.id] = environment

@@ -13,7 +13,7 @@ from uuid import uuid4
 from arl_core.fence import Fence
 from arl_cpu.executor import Capability, EnvironmentSpec, Event, ExecSpec, Report
 
-from .environment import Host
+from .cells import Host, Pool
 from .node import Node
 
 __all__ = ["NAMES", "NotPossible", "probe", "without_walls"]
@@ -165,7 +165,7 @@ class _Trial:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._reports: list[Event] = []
-        self._node = Node(host, self._reports.append)
+        self._node = Node(host, Pool(host, 0), self._reports.append)
         self._cores = sorted(os.sched_getaffinity(0))[:1]
         self._environment = EnvironmentSpec(
             id=uuid4(),

@@ -15,8 +15,11 @@ _MAX_SWEEPS = 100
 class UnsafeLocal:
     """Finds what an action started by its ancestors: orphans become the agent's children."""
 
-    def raise_around(self, setup: Setup) -> None:
+    def prepare(self, base_prefix: str) -> None:
+        del base_prefix
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+
+    def bind(self, setup: Setup) -> None:
         os.chdir(setup.workspace)
 
     def others(self) -> list[Process]:

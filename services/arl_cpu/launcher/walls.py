@@ -30,8 +30,12 @@ class Setup:
 
 
 class Walls(Protocol):
-    def raise_around(self, setup: Setup) -> None:
-        """Shut this process in. Raises OSError where the host does not allow it."""
+    def prepare(self, base_prefix: str) -> None:
+        """Raise what is the same for everybody. Raises OSError where the host does not allow it."""
+        ...
+
+    def bind(self, setup: Setup) -> None:
+        """Raise the rest; from here on this process may undo none of it."""
         ...
 
     def others(self) -> list[Process]:

@@ -4,14 +4,16 @@ A warm Python action can read all memory of the process it was forked from: of t
 """
 
 import gc
+import itertools
 import os
+import select
 import signal
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import agent, seccomp
 from .channel import Channel
@@ -28,24 +30,25 @@ _Made = Callable[[int, str], None]
 
 
 class Zygote:
-    """The launcher's handle: asks for agents; each answer comes once, in order."""
+    """The launcher's handle: asks for agents; each answer comes once, in any order."""
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self.channel, self.pid = channel, pid
         self.is_gone = False
-        self._asked: deque[_Made] = deque()
-        self._waiting: deque[tuple[socket.socket, int | None, _Made]] = deque()
+        self._tickets = itertools.count()
+        self._asked: dict[int, _Made] = {}
+        self._waiting: deque[tuple[socket.socket, dict[str, Any], _Made]] = deque()
 
-    def make(self, agent_end: socket.socket, host_id: int | None, made: "_Made") -> None:
+    def make(self, agent_end: socket.socket, host_id: int | None, join: Sequence[str], made: "_Made") -> None:
         """Fork an agent on this end of its channel, which is taken over; `made` gets its pid, or 0 and why not.
 
-        With a `host_id` it gets namespaces of its own, where that uid is the only one. Raises ConnectionError
-        where the zygote is gone.
+        With a `host_id` it gets namespaces of its own, where that uid is the only one. `join` are files of cgroups.
+        Raises ConnectionError where the zygote is gone.
         """
         if self.is_gone:
             agent_end.close()
             raise ConnectionError(_GONE)
-        self._waiting.append((agent_end, host_id, made))
+        self._waiting.append((agent_end, {"host_id": host_id, "join": list(join)}, made))
         self._ask()
 
     @property
@@ -61,22 +64,23 @@ class Zygote:
             self._refuse_all()
             return False
         message, _ = received
-        self._asked.popleft()(message["pid"], message["error"])
+        self._asked.pop(message["ticket"])(message["pid"], message["error"])
         self._ask()
         return True
 
     def _ask(self) -> None:
         """A few at a time: with full channels both sides would wait for each other."""
         while self._waiting and len(self._asked) < _MAX_ASKED and not self.is_gone:
-            agent_end, host_id, made = self._waiting.popleft()
-            self._asked.append(made)
+            agent_end, wanted, made = self._waiting.popleft()
+            ticket = next(self._tickets)
+            self._asked[ticket] = made
             with agent_end, suppress(ConnectionError):  # its end is told by `answer`
-                self.channel.send({"host_id": host_id}, [agent_end.fileno()])
+                self.channel.send({"ticket": ticket, **wanted}, [agent_end.fileno()])
 
     def _refuse_all(self) -> None:
         for agent_end, _, _ in self._waiting:
             agent_end.close()
-        refused = [*self._asked, *(made for _, _, made in self._waiting)]
+        refused = [*self._asked.values(), *(made for _, _, made in self._waiting)]
         self._asked.clear()
         self._waiting.clear()
         for made in refused:
@@ -102,40 +106,80 @@ def start_zygote() -> Zygote:
 
 
 def _serve(channel: Channel) -> NoReturn:
-    while (received := channel.receive()) is not None:
-        message, (agent_end,) = received
-        try:
-            answer = {"pid": _fork_agent(agent_end, message["host_id"]), "error": ""}
-        except OSError as error:
-            answer = {"pid": 0, "error": f"cannot make namespaces: {error}"}
-        os.close(agent_end)
-        channel.send(answer)
-    os._exit(0)
+    """Several at once: joining a cgroup may wait for the kernel, and each waits in a process of its own."""
+    makings: dict[int, _Making] = {}
+    poller = select.poll()
+    poller.register(channel.socket, select.POLLIN)
+    while True:
+        for fd, _ in poller.poll():
+            if fd == channel.socket.fileno():
+                if (received := channel.receive()) is None:
+                    os._exit(0)
+                message, (agent_end,) = received
+                _begin(message, agent_end, channel, makings, poller)
+            elif (answer := makings[fd].advance()) is not None:
+                poller.unregister(fd)
+                makings.pop(fd).close()
+                channel.send(answer)
 
 
-def _fork_agent(agent_end: int, host_id: int | None) -> int:
-    """Through a middle process, since only children of whoever unshares enter the new pid namespace.
-
-    Returns after the middle process is reaped: from then on the launcher, a subreaper, is the agent's parent.
-    """
-    ours, theirs = socket.socketpair()
-    middle = os.fork()
-    if middle == 0:
-        _be_middle(theirs, agent_end, host_id)
-    theirs.close()
+def _begin(
+    message: dict[str, Any], agent_end: int, channel: Channel, makings: "dict[int, _Making]", poller: select.poll
+) -> None:
     try:
-        with ours:
-            if host_id is not None:
-                _expect(ours.recv(4096))
-                _map_ids(middle, host_id)
-                ours.sendall(b"mapped")
-            return int(_PID.unpack(_expect(ours.recv(4096)))[0])
+        making = _Making(message["ticket"], agent_end, message["host_id"], message["join"])
+    except OSError as error:
+        channel.send({"ticket": message["ticket"], "pid": 0, "error": str(error)})
+    else:
+        makings[making.fileno()] = making
+        poller.register(making.fileno(), select.POLLIN)
     finally:
-        os.waitpid(middle, 0)
+        os.close(agent_end)
 
 
-def _be_middle(to_zygote: socket.socket, agent_end: int, host_id: int | None) -> NoReturn:
+class _Making:
+    """One agent on its way, through a middle process: only children of whoever unshares enter the new pid namespace."""
+
+    def __init__(self, ticket: int, agent_end: int, host_id: int | None, join: Sequence[str]) -> None:
+        self._ticket, self._host_id = ticket, host_id
+        self._is_mapped = host_id is None
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._middle = os.fork()
+        except OSError:
+            self._channel.close()
+            theirs.close()
+            raise
+        if self._middle == 0:
+            _be_middle(theirs, agent_end, host_id, join)
+        theirs.close()
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def advance(self) -> dict[str, Any] | None:
+        """One step on; the answer once it is made, or failed."""
+        try:
+            said = _expect(self._channel.recv(4096))
+            if not self._is_mapped and self._host_id is not None:
+                _map_ids(self._middle, self._host_id)
+                self._is_mapped = True
+                self._channel.sendall(b"mapped")
+                return None
+        except OSError as error:
+            return {"ticket": self._ticket, "pid": 0, "error": f"cannot make namespaces: {error}"}
+        return {"ticket": self._ticket, "pid": int(_PID.unpack(said)[0]), "error": ""}
+
+    def close(self) -> None:
+        """Afterwards the middle process is reaped, so that the launcher, a subreaper, is the agent's parent."""
+        self._channel.close()
+        os.waitpid(self._middle, 0)
+
+
+def _be_middle(to_zygote: socket.socket, agent_end: int, host_id: int | None, join: Sequence[str]) -> NoReturn:
     try:
+        for path in join:
+            _write(path, "0")
         if host_id is not None:
             unshare(CLONE_ALL)
             to_zygote.sendall(b"okay")

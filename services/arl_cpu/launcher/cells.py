@@ -1,0 +1,311 @@
+"""Agents behind their first walls, and a few of them that stand ready.
+
+What takes long about an environment, its processes, namespaces, file tree and cgroup, does not depend on who will use
+it. It is done before anybody asks; sizes and the last walls come when an environment takes the cell over.
+"""
+
+import os
+import shutil
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import unsafe_local
+from .cgroups import Group, NoGroup, Tree
+from .channel import Channel
+from .loop import Loop
+from .processes import Process, all_processes, descendants
+from .zygote import Zygote
+
+__all__ = ["Cell", "Host", "Owner", "Pool"]
+
+_REMOVE_RETRY_S = 0.05
+_STRAYS_RETRY_S = 0.05
+_REFILL_S = 0.02
+_REFILL_AFTER_FAILURE_S = 5.0
+
+
+@dataclass(kw_only=True)
+class Host:
+    """What all environments of this launcher share."""
+
+    loop: Loop
+    zygote: Zygote
+    tree: Tree | None
+    in_namespaces: bool
+    first_host_id: int | None
+    """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
+    work_dir: Path
+    base_prefix: str
+    children: dict[int, "Cell"] = field(default_factory=dict)
+    enforcement: Mapping[str, str] = field(default_factory=dict)
+    used_numbers: set[int] = field(default_factory=set)
+
+    @property
+    def ready_listing(self) -> Path:
+        """Names what stands ready, for who looks at this machine from outside."""
+        return self.work_dir.with_name("ready")
+
+    def take_number(self) -> int:
+        """The smallest that no living environment has: names its cgroup, its directory and its uid."""
+        number = next(each for each in range(len(self.used_numbers) + 1) if each not in self.used_numbers)
+        self.used_numbers.add(number)
+        return number
+
+    def end_strays(self) -> None:
+        """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
+        if self.zygote.is_idle:
+            unsafe_local.end_strays(keep={self.zygote.pid, *self.children})
+        else:
+            self.loop.after(_STRAYS_RETRY_S, self.end_strays)
+
+
+class Owner(Protocol):
+    """Who hears what becomes of a cell."""
+
+    def made(self) -> None:
+        """Its agent lives."""
+        ...
+
+    def prepared(self) -> None:
+        """It can be bound."""
+        ...
+
+    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+        """The agent said something else."""
+        ...
+
+    def failed(self, message: str) -> None:
+        """It did not work; it is to be ended."""
+        ...
+
+    def died(self) -> None:
+        """Its pid 1 was reaped: the kernel has ended all others in it."""
+        ...
+
+
+class Cell:
+    """Made at once, prepared later, removed after its death. Raises OSError where none can be made."""
+
+    def __init__(self, host: Host, owner: Owner) -> None:
+        self._host, self.owner = host, owner
+        self.is_prepared = False
+        self.pid: int | None = None
+        self.group: Group = NoGroup()
+        self.number = host.take_number()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = Channel(ours)
+        try:
+            if host.tree is not None:
+                self.group = host.tree.make(self.name)
+            host.zygote.make(theirs, self.host_id, self.group.joined_by, self._made)
+        except OSError:
+            theirs.close()
+            self.channel.close()
+            self.group.remove()
+            host.used_numbers.discard(self.number)
+            raise
+
+    @property
+    def name(self) -> str:
+        """Of its cgroup and its directory."""
+        return f"e{self.number}"
+
+    @property
+    def host_id(self) -> int | None:
+        """The uid that its processes have on the host; None where that is the launcher's own, without namespaces."""
+        if not self._host.in_namespaces:
+            return None
+        first = self._host.first_host_id
+        return os.getuid() if first is None else first + self.number
+
+    @property
+    def work_dir(self) -> Path:
+        """Its files, where they do not live in a file system of its own."""
+        return self._host.work_dir / self.name
+
+    def processes(self) -> list[Process]:
+        """Every living process of it on the host, its first one included."""
+        if self.pid is None:
+            return []
+        return [*descendants(self.pid), *(each for each in all_processes() if each.pid == self.pid)]
+
+    def kill(self) -> None:
+        """The kernel's guarantee: with pid 1 everything in its pid namespace dies."""
+        if self.pid is None:
+            return
+        os.kill(self.pid, signal.SIGKILL)
+        try:
+            self.group.kill()
+        except OSError:
+            return  # pid 1 is dying in any case
+
+    def reaped(self) -> None:
+        """Its pid 1 is no more."""
+        self.pid = None
+        self._unwatch_channel()
+        if not self._host.in_namespaces:
+            self._host.end_strays()
+        self.owner.died()
+
+    def remove(self, done: Callable[[], None]) -> None:
+        """Give back what it had on the host; `done` when nothing is left."""
+        if not self.group.remove():
+            self._host.loop.after(_REMOVE_RETRY_S, lambda: self.remove(done))
+            return
+        self._unwatch_channel()
+        self.channel.close()
+        if not self._host.in_namespaces:
+            shutil.rmtree(self.work_dir, ignore_errors=True)
+        self._host.used_numbers.discard(self.number)
+        done()
+
+    def _made(self, pid: int, error: str) -> None:
+        if pid == 0:
+            self.owner.failed(error)
+            return
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            self.owner.failed("the agent died at once")
+            return
+        self.pid = pid
+        self._host.children[pid] = self
+        self._host.loop.watch(self.channel.socket.fileno(), self._hear)
+        self.owner.made()
+        try:
+            self.channel.send({"op": "prepare", "base_prefix": self._host.base_prefix})
+        except OSError:
+            self.kill()  # the agent is gone already; its death is told like any other
+
+    def _hear(self) -> None:
+        received = self.channel.receive()
+        if received is None:
+            self._unwatch_channel()
+            self.kill()
+            return
+        message, files = received
+        match message["op"]:
+            case "prepared":
+                self.is_prepared = True
+                self.owner.prepared()
+            case "failed":
+                self.owner.failed(message["message"])
+            case _:
+                self.owner.heard(message, files)
+        for file in files:
+            os.close(file)
+
+    def _unwatch_channel(self) -> None:
+        if self.channel.socket.fileno() >= 0:
+            self._host.loop.unwatch(self.channel.socket.fileno())
+
+
+class Pool:
+    """Keeps some cells ready."""
+
+    def __init__(self, host: Host, size: int) -> None:
+        self._host, self._size = host, size
+        self._ready: deque[_Waiting] = deque()
+        self._is_filling = False
+        self._is_ended = False
+        self._done: Callable[[], None] = _nothing
+
+    def take(self, owner: Owner) -> Cell:
+        """One that is ready, else one in the making, else a new one. Raises OSError where none can be made."""
+        if not self._ready:
+            return self.take_new(owner)
+        waiting = next((each for each in self._ready if each.cell.is_prepared), self._ready[0])
+        self._ready.remove(waiting)
+        self._list()
+        self._fill_later(_REFILL_S)
+        waiting.cell.owner = owner
+        return waiting.cell
+
+    def take_new(self, owner: Owner) -> Cell:
+        """One that is made for this owner."""
+        return Cell(self._host, owner)
+
+    def fill(self) -> None:
+        """Bring it to its size, one after the other: an action that starts meanwhile waits for one at most."""
+        self._is_filling = False
+        if self._is_ended or len(self._ready) >= self._size:
+            return
+        waiting = _Waiting(self)
+        try:
+            waiting.cell = Cell(self._host, waiting)
+        except OSError:
+            self._fill_later(_REFILL_AFTER_FAILURE_S)
+            return
+        self._ready.append(waiting)
+        self._list()
+
+    def end(self, done: Callable[[], None]) -> None:
+        """Kill all that stand ready; `done` when nothing of them is left."""
+        self._is_ended = True
+        self._done = done
+        for waiting in tuple(self._ready):
+            waiting.cell.kill()
+        self._check_done()
+
+    def forget(self, waiting: "_Waiting") -> None:
+        """It died before anybody used it."""
+        if waiting in self._ready:
+            self._ready.remove(waiting)
+            self._list()
+        self._check_done()
+        self._fill_later(_REFILL_AFTER_FAILURE_S)
+
+    def prepared(self) -> None:
+        """One more is ready."""
+        self._fill_later(_REFILL_S)
+
+    def _fill_later(self, delay_s: float) -> None:
+        if not self._is_filling and not self._is_ended and len(self._ready) < self._size:
+            self._is_filling = True
+            self._host.loop.after(delay_s, self.fill)
+
+    def _check_done(self) -> None:
+        if self._is_ended and not self._ready:
+            self._done()
+            self._done = _nothing
+
+    def _list(self) -> None:
+        if self._size:
+            self._host.ready_listing.write_text("".join(f"{each.cell.name}\n" for each in self._ready))
+
+
+class _Waiting:
+    """The owner of a cell that nobody uses yet."""
+
+    cell: Cell
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def made(self) -> None:
+        pass
+
+    def prepared(self) -> None:
+        self._pool.prepared()
+
+    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+        del message, files
+
+    def failed(self, message: str) -> None:
+        del message
+        if self.cell.pid is None:
+            self.died()
+        else:
+            self.cell.kill()
+
+    def died(self) -> None:
+        self.cell.remove(lambda: self._pool.forget(self))
+
+
+def _nothing() -> None:
+    pass
