@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from uuid import UUID
 
@@ -15,7 +16,7 @@ __all__ = ["Load", "Truth"]
 Truth = tuple[str, str | None, int, datetime]
 """Outcome, reason, grant_no and settled_at."""
 
-TOP_UP = 120
+LOOK_EVERY_S = 0.5
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 SETTLED = "select id, outcome, reason, grant_no, settled_at from actions where id = any($1) and state = 'settled'"
 STEP = """\
@@ -62,26 +63,50 @@ class Load:
         self.open |= set(ids)
         self.steps |= dict(zip(ids, named, strict=False))
 
-    async def keep(self, least: int) -> int:
-        """How many are open now, at least this many."""
-        while (count := await self.look()) < least:
-            await self.submit(chains=0, steps=0, lone=TOP_UP)
-        return count
+    @asynccontextmanager
+    async def topped_up(self, least: int) -> AsyncIterator[None]:
+        """Meanwhile so many are open, and something is submitted all the time. At the end nothing is in flight."""
+        done = asyncio.Event()
+
+        async def top_up() -> None:
+            while not done.is_set():
+                await self.submit(chains=0, steps=0, lone=max(1, least - await self.look()))
+                await asyncio.sleep(LOOK_EVERY_S)
+
+        topping_up = asyncio.create_task(top_up())
+        try:
+            yield
+        finally:
+            done.set()
+            await topping_up
+
+    async def until_open(self, least: int, *, timeout_s: float) -> None:
+        """At this moment so many are open: the rows say so."""
+        async with asyncio.timeout(timeout_s):
+            while await self.look() < least:
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def until_all_settled(self, *, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            while await self.look():
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> int:
         """Read what settled meanwhile; Postgres may be away."""
         while True:
+            looked_for = list(self.open)
             try:
                 connection = await asyncpg.connect(self._url, timeout=5)
                 try:
-                    rows = await connection.fetch(SETTLED, list(self.open), timeout=10)
+                    rows = await connection.fetch(SETTLED, looked_for, timeout=10)
                 finally:
                     connection.terminate()
             except AWAY:
                 await asyncio.sleep(0.05)
                 continue
             for row in rows:
-                self.truth[row["id"]] = (row["outcome"], row["reason"], row["grant_no"], row["settled_at"])
+                said = (row["outcome"], row["reason"], row["grant_no"], row["settled_at"])
+                self.truth.setdefault(row["id"], said)
             self.open -= self.truth.keys()
             return len(self.open)
 
@@ -98,4 +123,4 @@ class Load:
     def _lone(self) -> SubmitAction:
         seconds = self._random.choices(("0.01", "0.3", "1.5"), (6, 3, 1))[0]
         argv = ["sleep", seconds]
-        return exec_action(task="chaos", argv=argv, memory_mib=32, cpu=self._random.choice((0.2, 0.5)), retries=5)
+        return exec_action(task="chaos", argv=argv, memory_mib=32, cpu=self._random.choice((0.1, 0.2)), retries=5)
