@@ -60,8 +60,17 @@ async def die_at_each_failpoint(machine: Machine, service: str) -> None:
         machine.arm(service, failpoint)
         await kill(machine, service)
         died = f"failpoint {failpoint}: SIGKILL"
-        await eventually(lambda died=died: died in machine.log(service), timeout_s=PATIENCE_S)
+        try:
+            await eventually(lambda died=died: died in machine.log(service), timeout_s=PATIENCE_S)
+        except TimeoutError:
+            audit = machine.cli("audit", check=False).stdout
+            raise AssertionError(f"{failpoint} is never reached: {audit}{logs_of(machine)}") from None
         machine.disarm(service)
+
+
+def logs_of(machine: Machine) -> str:
+    """The end of each; they go with the machine."""
+    return "".join(f"\n{each}:\n{machine.log(each)[-3000:]}" for each in ("supervisor", *KILLS, "cpu-launcher"))
 
 
 async def kill_at_random(machine: Machine, load: Load, process: str, random_: random.Random) -> None:
