@@ -1,18 +1,14 @@
 """The frame of a service: problems instead of tracebacks, probes, service-to-service authentication."""
 
 import asyncio
-import gc
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from types import FrameType
 from typing import Any
 
 import asyncpg
-import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -21,8 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arl_kit.metrics import CONTENT_TYPE, Metrics
-from arl_kit.settings import ServiceSettings
-from arl_kit.telemetry import current_traceparent, new_traceparent, set_up_logging, trace_id_of, valid_traceparent
+from arl_kit.telemetry import current_traceparent, new_traceparent, trace_id_of, valid_traceparent
 from arl_store.tx import PoolBusy, Store, is_temporary
 from arl_wire.errors import (
     BadRequest,
@@ -38,10 +33,9 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "create_app", "documented", "json_only", "metrics_of", "serve", "validation_failed"]
+__all__ = ["VERSION", "create_app", "documented", "json_only", "metrics_of", "validation_failed"]
 
 VERSION = "0.1.0"
-DRAIN_S = 20
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SHOWN = 300
 SLOWEST_BODY = 64 << 10
@@ -100,45 +94,6 @@ def metrics_of(service: str, store: Store) -> Metrics:
     failures = metrics.counter("pool_acquire_failures", "Times that there was no database connection to be had")
     metrics.follow(failures, lambda: store.acquire_failures)
     return metrics
-
-
-def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
-    """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
-    set_up_logging(name, settings.log_level)
-    # What importing made stays for ever; the collector need not look through it again and again.
-    gc.collect()
-    gc.freeze()
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        backlog=2048,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=DRAIN_S,
-    )
-    _Server(config, on_drain).run()
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None) -> None:
-        super().__init__(config)
-        self._on_drain = on_drain
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._on_drain is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._on_drain)
-        super().handle_exit(sig, frame)
 
 
 async def json_only(request: Request) -> None:

@@ -1,6 +1,6 @@
 from arl_admission.app import build
 from arl_admission.settings import AdmissionSettings
-from arl_kit.app import serve
+from arl_kit.server import serve
 from arl_kit.settings import load
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 from arl_cpu.app import build
 from arl_cpu.settings import CpuSettings
-from arl_kit.app import serve
+from arl_kit.server import serve
 from arl_kit.settings import load
 
 if __name__ == "__main__":

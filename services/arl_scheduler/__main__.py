@@ -1,4 +1,4 @@
-from arl_kit.app import serve
+from arl_kit.server import serve
 from arl_kit.settings import load
 from arl_scheduler.app import build
 from arl_scheduler.settings import SchedulerSettings
