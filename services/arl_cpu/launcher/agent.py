@@ -18,7 +18,7 @@ from . import workspace
 from .channel import Channel, unpack
 from .namespaces import Namespaces
 from .processes import Process, signal_each
-from .source import run_source
+from .source import look_like_a_fresh_interpreter, run_source
 from .unsafe_local import UnsafeLocal
 from .walls import Setup, Walls
 
@@ -63,6 +63,7 @@ def _serve(channel: Channel, walls: Walls) -> None:
             return
         setup = Setup.of(message)
         walls.bind(setup)
+        look_like_a_fresh_interpreter(setup.base_prefix)
         agent = _Agent(channel, walls, setup, oom_score)
     except OSError as error:
         channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
@@ -142,9 +143,7 @@ class _Agent:
         self._set_oom_score(_OOM_FIRST)
         try:
             if header["argv"] is None:
-                action.pid = _fork_source(
-                    source.decode(errors="surrogatepass"), header["env"], cwd, stdio, self._setup.base_prefix
-                )
+                action.pid = _fork_source(source.decode(errors="surrogatepass"), header["env"], cwd, stdio)
             else:
                 action.pid = _spawn(header["argv"], header["env"], cwd, stdio)
         except (OSError, ValueError) as error:
@@ -251,7 +250,7 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int
     return process.pid
 
 
-def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int], base_prefix: str) -> int:
+def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
@@ -262,7 +261,7 @@ def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, i
                 os.dup2(fd, number)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             os.chdir(cwd)
-            run_source(source, env, base_prefix)
+            run_source(source, env)
         finally:
             os._exit(1)
     return pid

@@ -15,20 +15,32 @@ from typing import NoReturn
 
 from .syscalls import PR_SET_DUMPABLE, prctl
 
-__all__ = ["run_source"]
+__all__ = ["look_like_a_fresh_interpreter", "run_source"]
 
 _NAME = "main.py"
 _CANNOT_FLUSH, _INTERRUPTED = 120, 130
 
 
-def run_source(source: str, env: Mapping[str, str], base_prefix: str) -> NoReturn:
+def look_like_a_fresh_interpreter(base_prefix: str) -> None:
+    """Once, in the process that every source will be a fork of: of a virtual environment outside nothing is visible."""
+    os.environ.clear()
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    sys.argv = [_NAME]
+    sys.prefix = sys.exec_prefix = base_prefix
+    sys.executable = f"{base_prefix}/bin/{version}"
+    shown = [path for path in sys.path if path.startswith(base_prefix)]
+    packages = [f"{base_prefix}/lib/{version}/site-packages", "/usr/lib/python3/dist-packages"]
+    sys.path[:] = ["", *shown, *(path for path in packages if os.path.isdir(path) and path not in shown)]
+    sys.path_importer_cache.clear()
+
+
+def run_source(source: str, env: Mapping[str, str]) -> NoReturn:
     """Run it as `python main.py` would, in this forked process; ends the process with its exit status."""
     prctl(PR_SET_DUMPABLE, 1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
     os.environ.update(env)
+    sys.path[0] = os.getcwd()
     _open_standard_files()
-    _look_like_the_base_interpreter(base_prefix)
     main = types.ModuleType("__main__")
     code = _execute(source, main)
     os._exit(_end(code, main))
@@ -45,18 +57,6 @@ def _text(fd: int, mode: str) -> io.TextIOWrapper:
     errors = "backslashreplace" if fd == 2 else "surrogateescape"
     buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     return io.TextIOWrapper(buffered, encoding="utf-8", errors=errors, line_buffering=fd == 2)
-
-
-def _look_like_the_base_interpreter(base_prefix: str) -> None:
-    """Of a virtual environment outside nothing is visible here."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    sys.argv = [_NAME]
-    sys.prefix = sys.exec_prefix = base_prefix
-    sys.executable = f"{base_prefix}/bin/{version}"
-    shown = [path for path in sys.path if path.startswith(base_prefix)]
-    packages = [f"{base_prefix}/lib/{version}/site-packages", "/usr/lib/python3/dist-packages"]
-    sys.path[:] = [os.getcwd(), *shown, *(path for path in packages if os.path.isdir(path) and path not in shown)]
-    sys.path_importer_cache.clear()
 
 
 def _execute(source: str, main: types.ModuleType) -> int:
