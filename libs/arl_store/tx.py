@@ -89,7 +89,7 @@ class Store:
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[WriteTx]:
-        """For one statement that is a transaction of its own: it has committed when it answers."""
+        """Each statement is a transaction of its own: it has committed when it answers."""
         async with self._place(), self._connection() as connection:
             yield WriteTx(connection)
 

@@ -42,6 +42,8 @@ class NewAction:
     traceparent: str | None
     tracestate: str | None
     payload: str
+    key: str | None
+    body_hash: str | None
 
     def queued(self, *, submitted: float, deadline: float | None) -> QueuedAction:
         """The row as the scheduler's poll would read it."""
@@ -95,6 +97,8 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
         traceparent=item.traceparent,
         tracestate=item.tracestate,
         payload=json.dumps(_payload(action)),
+        key=item.key,
+        body_hash=item.body_hash or "" if item.key is not None else None,
     )
 
 

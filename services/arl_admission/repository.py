@@ -11,7 +11,6 @@ from arl_admission.normalise import NewAction
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
-    "claim_keys",
     "count_queued",
     "drop_empty_partitions",
     "end_trajectory",
@@ -40,19 +39,6 @@ ENSURE_QUEUE = text("""
      union all
     select id from queues where project_id = :project_id and task = :task
      limit 1
-""")
-
-# A key whose retention is over is free again.
-CLAIM_KEYS = text("""
-    insert into submissions (project_id, key, body_hash, ids, expires_at)
-    select project_id, key, decode(body_hash, 'hex'), array[id], now() + make_interval(secs => :retention_s)
-      from unnest(cast(:project_ids as int[]), cast(:keys as text[]), cast(:body_hashes as text[]),
-                  cast(:ids as uuid[])) as new (project_id, key, body_hash, id)
-     order by project_id, key
-        on conflict (project_id, key) do update
-       set body_hash = excluded.body_hash, ids = excluded.ids, expires_at = excluded.expires_at
-     where submissions.expires_at < now()
- returning project_id, key
 """)
 
 KNOWN_KEYS = text("""
@@ -97,12 +83,31 @@ _COLUMNS = {
     "traceparent": "text",
     "tracestate": "text",
     "payload": "text",
+    "key": "text",
+    "body_hash": "text",
 }
 _UNNEST = ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
 
+# Keys and actions in one statement, hence in one commit. A key that is bound already keeps its action from being
+# inserted; one whose retention is over is free again.
 INSERT_ACTIONS = text(f"""
-    with new as (
+    with asked as (
         select * from unnest({_UNNEST}) as n ({", ".join(_COLUMNS)})
+    ), claimed as (
+        insert into submissions (project_id, key, body_hash, ids, expires_at)
+        select project_id, key, decode(body_hash, 'hex'), array[id], now() + make_interval(secs => :retention_s)
+          from asked
+         where key is not null
+         order by project_id, key
+            on conflict (project_id, key) do update
+           set body_hash = excluded.body_hash, ids = excluded.ids, expires_at = excluded.expires_at
+         where submissions.expires_at < now()
+     returning project_id, key
+    ), new as (
+        select asked.*
+          from asked
+          left join claimed using (project_id, key)
+         where asked.key is null or claimed.key is not null
     ), specs as (
         insert into action_specs (id, class_key, shape, demand, elastic, environment, priority, timeout_s, step,
                                   labels, traceparent, tracestate, payload)
@@ -227,23 +232,6 @@ async def ensure_queue(tx: WriteTx, *, project_id: int, task: str) -> int:
             return int(row.id)
 
 
-async def claim_keys(
-    tx: WriteTx, claims: Sequence[tuple[int, str, str, UUID]], *, retention_s: int
-) -> set[tuple[int, str]]:
-    """Bind each (project, key) to its body and new id. What does not come back was bound before."""
-    rows = await tx.fetch(
-        CLAIM_KEYS,
-        {
-            "project_ids": [claim[0] for claim in claims],
-            "keys": [claim[1] for claim in claims],
-            "body_hashes": [claim[2] for claim in claims],
-            "ids": [claim[3] for claim in claims],
-            "retention_s": retention_s,
-        },
-    )
-    return {(row.project_id, row.key) for row in rows}
-
-
 async def known_keys(tx: WriteTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[str, UUID]]:
     """What each key is bound to: hash of the body and id."""
     rows = await tx.fetch(KNOWN_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
@@ -261,9 +249,10 @@ async def limit_queue(tx: WriteTx, *, project_id: int, task: str, max_queued: in
     return int(row.id) if row is not None else None
 
 
-async def insert_actions(tx: WriteTx, actions: Sequence[NewAction]) -> dict[UUID, Row]:
+async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention_s: int) -> dict[UUID, Row]:
+    """Those that are there now. No two may have the same key; one whose key was bound before does not come back."""
     columns = {field.name: [getattr(action, field.name) for action in actions] for field in fields(NewAction)}
-    rows = await tx.fetch(INSERT_ACTIONS, columns)
+    rows = await tx.fetch(INSERT_ACTIONS, {**columns, "retention_s": retention_s})
     return {row.id: row for row in rows}
 
 

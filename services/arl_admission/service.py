@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -27,6 +27,7 @@ from arl_wire.errors import (
     QueueFull,
     RequirementNotEnforced,
     TangramError,
+    Unavailable,
 )
 from arl_wire.internal import (
     AdmitAnswer,
@@ -150,28 +151,51 @@ class Admission:
         ]
 
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
-        """One transaction for the whole batch."""
+        """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
-        ids = [uuid7() for _ in items]
         await self._backlog.look(Counter(self._queue_of(item) for item in items))
-        async with self._store.write() as tx:
+        async with self._store.statement() as tx:
             # What is refused here binds no key, so that the same request may succeed later.
             refused = await self._too_large(tx, items) | await self._over_limit(tx, items)
             fitting = [at for at in range(len(items)) if at not in refused]
-            bound = await self._resolve_keys(tx, [items[at] for at in fitting], [ids[at] for at in fitting])
-            answers: dict[int, UUID | Exception] = {**refused, **dict(zip(fitting, bound, strict=True))}
-            new = [
-                normalise(item, id=ids[at], queue_id=self._queue_of(item))
-                for at, item in enumerate(items)
-                if answers[at] == ids[at]
-            ]
-            inserted = await repository.insert_actions(tx, new) if new else {}
+            new = self._first_of_each_key(items, fitting)
+            inserted = await self._insert_new(tx, list(new.values()))
+            others = [items[at] for at in fitting if at not in new or new[at].id not in inserted]
+            bound = await self._bound_keys(tx, others)
+        return [
+            refused.get(at) or _answered(items[at], new.get(at), inserted=inserted, bound=bound)
+            for at in range(len(items))
+        ]
+
+    def _first_of_each_key(self, items: Sequence[AdmitItem], fitting: Sequence[int]) -> dict[int, NewAction]:
+        """The items that may become actions, by their place: of those that share a key only the first."""
+        seen: set[tuple[int, str]] = set()
+        new: dict[int, NewAction] = {}
+        for at in fitting:
+            item = items[at]
+            if item.key is not None:
+                if (item.project_id, item.key) in seen:
+                    continue
+                seen.add((item.project_id, item.key))
+            new[at] = normalise(item, id=uuid7(), queue_id=self._queue_of(item))
+        return new
+
+    async def _insert_new(self, tx: WriteTx, new: Sequence[NewAction]) -> dict[UUID, Row]:
+        if not new:
+            return {}
+        rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
         self._failpoints.hit("admission.after_commit")
-        self._metrics.admitted.inc(len(new))
-        if new:
-            self._backlog.inserted(Counter(action.queue_id for action in new))
-            self._hint([_queued(action, inserted[action.id]) for action in new])
-        return [_admitted(answers[at], new_id=ids[at]) for at in range(len(items))]
+        there = [action for action in new if action.id in rows]
+        self._metrics.admitted.inc(len(there))
+        if there:
+            self._backlog.inserted(Counter(action.queue_id for action in there))
+            self._hint([_queued(action, rows[action.id]) for action in there])
+        return rows
+
+    async def _bound_keys(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
+        """What the keys of these items stand for: hash of the body and id."""
+        keys = {(item.project_id, item.key) for item in items if item.key is not None}
+        return await repository.known_keys(tx, sorted(keys)) if keys else {}
 
     async def _ensure_queues(self, wanted: set[tuple[int, str]]) -> None:
         """Queues are made in a transaction of their own, so that what is cached is committed."""
@@ -218,34 +242,22 @@ class Admission:
         refusals = {at: _larger_than(items[at].action, sizes.get(name)) for at, name in names.items()}
         return {at: error for at, error in refusals.items() if error is not None}
 
-    async def _resolve_keys(
-        self, tx: WriteTx, items: Sequence[AdmitItem], ids: Sequence[UUID]
-    ) -> list[UUID | Exception]:
-        """For each item its new id, the id its key already stands for, or why not."""
-        claims: dict[tuple[int, str], tuple[int, str, str, UUID]] = {}
-        for item, id in zip(items, ids, strict=True):
-            if item.key is not None:
-                claims.setdefault((item.project_id, item.key), (item.project_id, item.key, item.body_hash or "", id))
-        if not claims:
-            return list(ids)
-        known = {key: (claim[2], claim[3]) for key, claim in claims.items()}
-        ours = await repository.claim_keys(tx, list(claims.values()), retention_s=self._settings.key_retention_s)
-        if taken := claims.keys() - ours:
-            known |= await repository.known_keys(tx, sorted(taken))
-        return [
-            id if item.key is None else _bound(item, known[item.project_id, item.key])
-            for item, id in zip(items, ids, strict=True)
-        ]
 
-
-def _admitted(answer: UUID | Exception, *, new_id: UUID) -> AdmitAnswer | Exception:
-    return AdmitAnswer(id=answer, created=answer == new_id) if isinstance(answer, UUID) else answer
-
-
-def _bound(item: AdmitItem, known: tuple[str, UUID]) -> UUID | Exception:
+def _answered(
+    item: AdmitItem,
+    new: NewAction | None,
+    *,
+    inserted: Mapping[UUID, Row],
+    bound: Mapping[tuple[int, str], tuple[str, UUID]],
+) -> AdmitAnswer | Exception:
+    if new is not None and new.id in inserted:
+        return AdmitAnswer(id=new.id, created=True)
+    known = bound.get((item.project_id, item.key)) if item.key is not None else None
+    if known is None:
+        return Unavailable("the time of this Idempotency-Key ended this very moment; try again", retry_after_s=1)
     body_hash, id = known
     if body_hash == (item.body_hash or ""):
-        return id
+        return AdmitAnswer(id=id)
     message = "this Idempotency-Key stands for another body; use a new key for a new action"
     return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
 
