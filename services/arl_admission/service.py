@@ -44,6 +44,8 @@ from arl_wire.internal import (
 __all__ = ["Admission"]
 
 CAPACITY_REFRESH_S = 5.0
+HOMES_REFRESH_S = 5.0
+HOMES_REMEMBERED = 10_000
 QUEUE_FULL_RETRY_S = 1
 WAITING = 20_000
 """Actions that may wait for their insert; beyond that the answer is 503 at once."""
@@ -65,6 +67,8 @@ class Admission:
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = _Fleet()
+        self._homes: dict[tuple[int, str], tuple[float, dict[str, int]]] = {}
+        """When the size of a trajectory's environment was read, and what it was."""
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
@@ -236,11 +240,21 @@ class Admission:
             for at, item in enumerate(items)
             if item.action.environment.scope == "trajectory" and item.action.trajectory is not None
         }
-        if not names:
+        now = time.monotonic()
+        unsure = {name for at, name in names.items() if not self._fits_as_seen(items[at].action, name, now)}
+        if not unsure:
             return {}
-        sizes = await repository.environment_sizes(tx, sorted(set(names.values())))
+        sizes = await repository.environment_sizes(tx, sorted(unsure))
+        if len(self._homes) > HOMES_REMEMBERED:
+            self._homes.clear()
+        self._homes |= {name: (now, size) for name, size in sizes.items()}
         refusals = {at: _larger_than(items[at].action, sizes.get(name)) for at, name in names.items()}
         return {at: error for at, error in refusals.items() if error is not None}
+
+    def _fits_as_seen(self, action: SubmitAction, name: tuple[int, str], now: float) -> bool:
+        """Nothing is refused by memory: an environment of that name may be another by now."""
+        seen_at, size = self._homes.get(name, (float("-inf"), None))
+        return now - seen_at < HOMES_REFRESH_S and size is not None and _larger_than(action, size) is None
 
 
 def _answered(
