@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import socket
-import subprocess
 import time
 from typing import Any, NoReturn
 
@@ -83,6 +82,7 @@ class _Agent:
         self._channel, self._walls, self._setup, self._oom_score = channel, walls, setup, oom_score
         self._files = workspace.Workspace(setup.workspace)
         self._action: _Action | None = None
+        self._left_behind = False
         woken, waker = socket.socketpair()
         for end in (woken, waker):
             end.setblocking(False)
@@ -136,7 +136,8 @@ class _Agent:
             os.close(fd)
 
     def _launch(self, header: dict[str, Any], source: bytes, cwd: str, stdio: tuple[int, int, int]) -> None:
-        action = _Action(frozenset(self._walls.others()) if self._setup.keeps_processes else frozenset(), header)
+        # Where nobody was left behind nobody can have come: the environment stood still.
+        action = _Action(frozenset(self._walls.others()) if self._left_behind else frozenset(), header)
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGCONT)
         # The kernel's choice among processes of this environment must fall on the action, not on the agent.
@@ -183,7 +184,9 @@ class _Agent:
             self._finish(*ended)
 
     def _finish(self, action: "_Action", status: int, peak_kib: int) -> None:
-        left = [process for process in self._walls.others() if process not in action.before]
+        others = self._walls.others()
+        self._left_behind = self._setup.keeps_processes and bool(others)
+        left = [process for process in others if process not in action.before]
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGSTOP)
         message = self._files.send(action.header["fetch"], self._channel)
@@ -242,12 +245,22 @@ class _Action:
 
 def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
     """By vfork: copying this interpreter's page tables would cost more than the command."""
-    stdin, stdout, stderr = stdio
-    process = subprocess.Popen(
-        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=True
-    )
-    process.returncode = 0  # reaped by the agent, not by this object
-    return process.pid
+    os.chdir(cwd)
+    ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
+    # The interpreter ignores these two; what it starts must not.
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    program = _program(argv[0], env.get("PATH", os.defpath))
+    return os.posix_spawn(program, argv, env, file_actions=ends, setsid=True, setsigdef=defaults)
+
+
+def _program(name: str, search: str) -> str:
+    """As a shell finds it. Raises FileNotFoundError, or PermissionError for a file that may not be executed."""
+    if "/" in name:
+        return name
+    found = [path for each in search.split(":") if os.path.isfile(path := os.path.join(each or ".", name))]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
 def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
