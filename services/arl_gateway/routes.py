@@ -5,13 +5,14 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
 
 from arl_core.states import State
 from arl_gateway.auth import Caller
 from arl_gateway.batch import SubmitBatch
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.queues import QueueAdmin
-from arl_gateway.service import Actions, is_known
+from arl_gateway.service import Actions, Trace, is_known
 from arl_gateway.views import version_of
 from arl_kit.app import documented, json_only
 from arl_kit.telemetry import current_traceparent
@@ -107,6 +108,12 @@ async def _queue_admin(request: Request) -> QueueAdmin:
     return queues
 
 
+def _written(answer: BaseModel, response: Response, status: int = 200) -> Response:
+    """Written by pydantic itself, with what dependencies put into the headers: on the paths that every action takes."""
+    content = answer.model_dump_json(exclude_none=True)
+    return Response(content, status, dict(response.headers), media_type="application/json")
+
+
 JSON_BODY = [Depends(_json_body)]
 Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
@@ -125,7 +132,6 @@ IfNoneMatch = Annotated[
 ]
 LOCATION: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
 ETAG: dict[str, Any] = {"ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}}
-TraceState = Annotated[str | None, Header(include_in_schema=False)]
 
 router = APIRouter(prefix="/v1", tags=["actions"])
 admin = APIRouter(prefix="/v1/admin", tags=["admin"])
@@ -136,7 +142,7 @@ admin = APIRouter(prefix="/v1/admin", tags=["admin"])
     operation_id="submit_action",
     dependencies=JSON_BODY,
     status_code=202,
-    response_model_exclude_none=True,
+    response_model=Action,
     responses={
         200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION},
         202: {"description": "Durable, and not settled yet", "headers": LOCATION},
@@ -147,18 +153,16 @@ async def submit_action(
     body: SubmitAction,
     caller: Writer,
     actions: Service,
+    request: Request,
     response: Response,
     wait: Wait = 0,
     idempotency_key: IdempotencyKey = None,
-    tracestate: TraceState = None,
-) -> Action:
+) -> Response:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
-    action = await actions.submit(
-        body, caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate, wait_s=wait
-    )
+    trace = Trace(current_traceparent.get(), request.headers.get("tracestate"))
+    action = await actions.submit(body, caller, key=idempotency_key, trace=trace, wait_s=wait)
     response.headers["location"] = f"/v1/actions/{action.id}"
-    response.status_code = 200 if action.state is State.SETTLED else 202
-    return action
+    return _written(action, response, 200 if action.state is State.SETTLED else 202)
 
 
 @router.post(
@@ -166,32 +170,33 @@ async def submit_action(
     operation_id="submit_actions",
     dependencies=JSON_BODY,
     status_code=202,
-    response_model_exclude_none=True,
+    response_model=BatchAccepted,
     responses=documented(*ANY, *BODY),
 )
 async def submit_actions(
     body: SubmitBatch,
     caller: Writer,
     actions: Service,
+    request: Request,
+    response: Response,
     idempotency_key: IdempotencyKey = None,
-    tracestate: TraceState = None,
-) -> BatchAccepted:
+) -> Response:
     """Accept up to 1000 actions; each has its own answer."""
-    return await actions.submit_batch(
-        body.submissions(), caller, key=idempotency_key, traceparent=current_traceparent.get(), tracestate=tracestate
-    )
+    trace = Trace(current_traceparent.get(), request.headers.get("tracestate"))
+    accepted = await actions.submit_batch(body.submissions(), caller, key=idempotency_key, trace=trace)
+    return _written(accepted, response, 202)
 
 
 @router.post(
     "/actions:wait",
     operation_id="wait_for_actions",
     dependencies=JSON_BODY,
-    response_model_exclude_none=True,
+    response_model=WaitResponse,
     responses=documented(*ANY, *BODY),
 )
-async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service) -> WaitResponse:
+async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service, response: Response) -> Response:
     """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
-    return await actions.wait(body, caller)
+    return _written(await actions.wait(body, caller), response)
 
 
 @router.get(

@@ -30,7 +30,7 @@ from arl_wire.internal import (
 )
 from arl_wire.nodes import NodeList
 
-__all__ = ["Actions", "is_known"]
+__all__ = ["Actions", "Trace", "is_known"]
 
 MAX_KEY = 255
 MAX_TRACESTATE = 512
@@ -41,6 +41,14 @@ LOOK_S = 1.0
 WAITING = 20_000
 WAITING_BYTES = 256 << 20
 """What may wait for its turn here; beyond that the answer is 503 at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The trace context that a submission came with (W3C)."""
+
+    parent: str | None = None
+    state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +79,11 @@ class Actions:
         caller: Caller,
         *,
         key: str | None,
-        traceparent: str | None,
-        tracestate: str | None,
+        trace: Trace,
         wait_s: float = 0.0,
     ) -> Action:
         """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
-        item, weight = _item(action, caller, _checked_key(key), traceparent, tracestate)
+        item, weight = _item(action, caller, _checked_key(key), trace)
         wakes = self._waiters.wakes
         admitted = await self._submits.submit(item, weight=weight)
         if wait_s > 0:
@@ -92,8 +99,7 @@ class Actions:
         caller: Caller,
         *,
         key: str | None,
-        traceparent: str | None,
-        tracestate: str | None,
+        trace: Trace,
     ) -> BatchAccepted:
         """A batch's key names its items by their index. What was refused when it was read stays refused."""
         checked = _checked_key(key)
@@ -104,7 +110,7 @@ class Actions:
                 answers[index] = action
                 continue
             item_key = f"{checked}:{index}" if checked is not None else None
-            item, weight = _item(action, caller, item_key, traceparent, tracestate)
+            item, weight = _item(action, caller, item_key, trace)
             futures[index] = self._submits.enqueue(item, weight=weight)
         admitted = await asyncio.gather(*futures.values(), return_exceptions=True)
         answers |= zip(futures, admitted, strict=True)
@@ -257,17 +263,15 @@ def is_known(action: Action, known: str | None) -> bool:
     return "*" in tags or version_of(action).removeprefix("W/") in tags
 
 
-def _item(
-    action: SubmitAction, caller: Caller, key: str | None, traceparent: str | None, tracestate: str | None
-) -> tuple[AdmitItem, int]:
+def _item(action: SubmitAction, caller: Caller, key: str | None, trace: Trace) -> tuple[AdmitItem, int]:
     body = action.model_dump_json()
     item = AdmitItem(
         project_id=caller.project_id,
         action=action,
         key=key,
         body_hash=sha256(body.encode()).hexdigest() if key is not None else None,
-        traceparent=traceparent,
-        tracestate=tracestate if tracestate and len(tracestate) <= MAX_TRACESTATE else None,
+        traceparent=trace.parent,
+        tracestate=trace.state if trace.state and len(trace.state) <= MAX_TRACESTATE else None,
     )
     return item, len(body)
 
