@@ -13,7 +13,7 @@ class CpuSettings(ServiceSettings):
     scheduler_url: str = Field(description="Where to hint freed amounts; the scheduler's poll is the truth")
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)
     advertise_url: str | None = Field(default=None, description="How the scheduler reaches this manager")
-    driver: Literal["namespaces", "unsafe-local", "simulated"] = "namespaces"
+    driver: Literal["auto", "namespaces", "landlock", "bwrap", "unsafe-local", "simulated"] = "auto"
     launcher_socket: Path | None = Field(default=None, description="Where the launcher listens; not for `simulated`")
     cpu_cores: int | None = Field(default=None, ge=1, le=4096, description="Offer this many cores instead of all")
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")

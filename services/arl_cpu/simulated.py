@@ -26,7 +26,7 @@ _CAPABILITIES = (
     "disk_total",
     "oom_events",
 )
-_ENFORCEMENT = dict.fromkeys(_CAPABILITIES, "absent")
+_ENFORCEMENT = {**dict.fromkeys(_CAPABILITIES, "absent"), "driver": "simulated"}
 
 
 class SimulatedExecutor:

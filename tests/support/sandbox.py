@@ -12,11 +12,31 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
 from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, Stream
+from arl_cpu.launcher.drivers import DRIVERS
+from arl_cpu.launcher.processes import innermost
+from arl_cpu.launcher.syscalls import PR_SET_PDEATHSIG, prctl
 from arl_cpu.launcher_client import LauncherClient
 
 END_LIMIT_S = 15
+
+
+def sandboxes(slow: Sequence[str] = ()) -> list[Any]:
+    """Parameters: every driver that builds walls, skipped with its reason where the host lacks its tool or feature."""
+    return [
+        pytest.param(
+            driver.name,
+            marks=[
+                pytest.mark.skipif(bool(driver.problem()), reason=f"{driver.name}: {driver.problem()}"),
+                *((pytest.mark.slow,) if driver.name in slow else ()),
+            ],
+        )
+        for driver in DRIVERS.values()
+        if driver.has_walls
+    ]
 
 
 def an_environment(**changes: Any) -> EnvironmentSpec:
@@ -87,7 +107,8 @@ class Bench:
 
     @property
     def enforcement(self) -> Mapping[str, str]:
-        return {capability.name: capability.level for capability in self.state.capabilities}
+        levels: dict[str, str] = {capability.name: capability.level for capability in self.state.capabilities}
+        return {**levels, "driver": self.state.driver}
 
     async def run(self, spec: ExecSpec) -> Report:
         return await (await self.begin(spec))
@@ -137,6 +158,7 @@ class Launcher:
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=_end_with_the_test,
         )
         self.pid = self._process.pid
         self._ended: tuple[int, str] | None = None
@@ -156,6 +178,11 @@ class Launcher:
         return self._ended
 
 
+def _end_with_the_test() -> None:
+    """A test that is killed leaves no launcher, and so no attack, behind."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @asynccontextmanager
 async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncIterator[Bench]:
     """A launcher with a manager connected, ended afterwards. Unless told otherwise nothing stands ready in it."""
@@ -173,8 +200,10 @@ async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncItera
 
 
 def agent_of(launcher: Launcher) -> int:
-    """The pid of the environment made last: the launcher's youngest child."""
-    return children_of(launcher)[-1]
+    """The agent of the environment made last: the launcher's youngest child, or what that was made to hold."""
+    youngest = children_of(launcher)[-1]
+    held = innermost(youngest)
+    return held if os.readlink(f"/proc/{youngest}/exe").endswith("/bwrap") else youngest
 
 
 def zygote_of(launcher: Launcher) -> int:

@@ -1,6 +1,6 @@
 """`python -m arl_cpu.launcher`: settings from the environment, then the loop until SIGTERM.
 
-With `--check` it only tries what this host can enforce, prints that as JSON and ends.
+With `--check [DRIVER]` it only tries what this host can enforce, prints that as JSON and ends.
 """
 
 import fcntl
@@ -15,31 +15,36 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from arl_cpu.executor import Event
+from arl_cpu.executor import Capability, Event
 
-from . import syscalls
+from . import syscalls, workdir
 from .cells import Host, Pool
 from .cgroups import find_tree
+from .drivers import AUTO, DRIVERS, FALLBACKS, Driver
 from .loop import Loop
 from .node import Node
+from .python import SOURCES, reachable, suits
 from .selftest import NotPossible, probe, without_walls
 from .server import Server
 from .zygote import start_zygote
 
 __all__ = ["main"]
 
-_DRIVERS = ("namespaces", "unsafe-local")
+_INSTEAD_OF = "TANGRAM_INSTEAD_OF"
+"""Set by this program for itself: which driver it could not use, and why."""
 _SETTINGS = (
     "TANGRAM_LAUNCHER_SOCKET",
     "TANGRAM_LAUNCHER_DIR",
     "TANGRAM_DRIVER",
     "TANGRAM_NODE_NAME",
     "TANGRAM_READY_ENVIRONMENTS",
+    _INSTEAD_OF,
 )
 _READY, _MOST_READY = 8, 1000
 _KEPT = frozenset({*_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"})
 _LOST_ZYGOTE, _WRONG_SETTINGS, _NO_DRIVER, _IN_USE = 1, 2, 3, 4
 _END_LIMIT_S = 10.0
+_SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 
 # Above every range that distributions hand to users and containers, so that no file and no process has such a uid.
 _FIRST_UNUSED_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
@@ -53,6 +58,7 @@ class Settings:
     node_name: str
     ready: int = 0
     """How many environments are made before anybody asks for them."""
+    instead_of: str = ""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> "Settings":
@@ -60,9 +66,9 @@ class Settings:
         for name in ("TANGRAM_LAUNCHER_SOCKET", "TANGRAM_LAUNCHER_DIR"):
             if not variables.get(name):
                 raise ValueError(f"{name} must be set to an absolute path")
-        driver = variables.get("TANGRAM_DRIVER", "namespaces")
-        if driver not in _DRIVERS:
-            raise ValueError(f"TANGRAM_DRIVER is {driver!r}; it must be one of {', '.join(_DRIVERS)}")
+        driver = variables.get("TANGRAM_DRIVER") or AUTO
+        if driver not in (AUTO, *DRIVERS):
+            raise ValueError(f"TANGRAM_DRIVER is {driver!r}; it must be one of {', '.join((AUTO, *DRIVERS))}")
         node_name = variables.get("TANGRAM_NODE_NAME", "node")
         if "/" in node_name or node_name.startswith("."):
             raise ValueError("TANGRAM_NODE_NAME must be a plain name without '/'")
@@ -72,20 +78,19 @@ class Settings:
             driver=driver,
             node_name=node_name,
             ready=_number(variables, "TANGRAM_READY_ENVIRONMENTS", _READY),
+            instead_of=variables.get(_INSTEAD_OF, ""),
         )
 
 
 def main() -> int:
     _start_with_clean_variables()
     os.umask(0o022)
-    if sys.argv[1:] == ["--check"]:
-        with tempfile.TemporaryDirectory(prefix="tangram-check-") as directory:
-            return _check(Path(directory))
     try:
-        settings = Settings.from_environment(os.environ)
+        if sys.argv[1:2] == ["--check"]:
+            return _check(*sys.argv[2:])
+        return _run_alone(Settings.from_environment(os.environ))
     except ValueError as error:
         return _give_up(str(error), _WRONG_SETTINGS)
-    return _run_alone(settings)
 
 
 def _number(variables: Mapping[str, str], name: str, default: int) -> int:
@@ -95,12 +100,20 @@ def _number(variables: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _check(directory: Path) -> int:
-    """Exit code 3, and the reason on standard error, where the namespaces driver does not work."""
-    settings = Settings(
-        socket_path=directory / "socket", directory=directory, driver="namespaces", node_name=f"check-{os.getpid()}"
-    )
-    return _run(settings, check_only=True)
+def _check(driver: str = AUTO, directory: str | None = None) -> int:
+    """Exit code 3, and the reason on standard error, where the driver does not work."""
+    directory = directory or tempfile.mkdtemp(prefix="tangram-check-")
+    try:
+        variables = {
+            **os.environ,
+            "TANGRAM_LAUNCHER_SOCKET": f"{directory}/socket",
+            "TANGRAM_LAUNCHER_DIR": directory,
+            "TANGRAM_DRIVER": driver,
+            "TANGRAM_NODE_NAME": f"check-{os.getpid()}",
+        }
+        return _run(Settings.from_environment(variables), check_only=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run_alone(settings: Settings) -> int:
@@ -114,66 +127,108 @@ def _run_alone(settings: Settings) -> int:
 
 
 def _run(settings: Settings, *, check_only: bool = False) -> int:
-    work_dir = settings.directory / "work"
-    shutil.rmtree(work_dir, ignore_errors=True)
-    work_dir.mkdir(mode=0o700)
-    in_namespaces = settings.driver == "namespaces"
+    names = FALLBACKS if settings.driver == AUTO else (settings.driver,)
+    problems = [settings.instead_of] if settings.instead_of else []
+    for name in names:
+        driver = DRIVERS[name]
+        try:
+            if (problem := driver.problem()) is not None:
+                raise NotPossible(problem)
+            if driver.needs_reachable_python:
+                _use_reachable_python(settings, name, "; ".join(problems))
+            return _run_driver(settings, driver, "; ".join(problems), check_only=check_only)
+        except NotPossible as problem:
+            problems.append(f"the {name} driver does not work on this host: {problem}. {driver.fix}")
+    problems.append("Or set TANGRAM_DRIVER=unsafe-local to run code you trust without walls")
+    return _give_up("; ".join(problems), _NO_DRIVER)
+
+
+def _run_driver(settings: Settings, driver: Driver, instead_of: str, *, check_only: bool) -> int:
     # The directory is locked, a node's name is not: with both in it the prefix is this launcher's alone.
     suffix = zlib.crc32(os.fsencode(settings.directory))
-    tree = find_tree(f"{settings.node_name}.{suffix:08x}") if in_namespaces else None
+    first_host_id = _first_host_id(suffix)
+    work_dir = workdir.root_for(
+        settings.directory, suffix, own_uids=driver.needs_reachable_python and first_host_id is not None
+    )
+    try:
+        workdir.make_root(work_dir)
+    except OSError as problem:
+        raise NotPossible(f"no place for the files of environments: {problem}") from problem
+    tree = find_tree(f"{settings.node_name}.{suffix:08x}") if driver.has_walls else None
     if tree is not None:
         tree.sweep()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     loop = Loop()
     host = Host(
         loop=loop,
-        zygote=start_zygote(),
+        zygote=start_zygote(driver),
         tree=tree,
-        in_namespaces=in_namespaces,
-        first_host_id=_first_host_id(suffix),
+        driver=driver,
+        first_host_id=first_host_id,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
     )
     _raise_open_files()  # after the fork: an agent closes every number below its limit
     try:
-        return _serve(settings, host, check_only=check_only)
+        return _serve(settings, host, instead_of, check_only=check_only)
     finally:
         host.zygote.channel.close()
         if tree is not None:
             tree.remove()
-        shutil.rmtree(work_dir, ignore_errors=True)
+        workdir.remove(work_dir)
         settings.socket_path.unlink(missing_ok=True)
         host.ready_listing.unlink(missing_ok=True)
 
 
-def _serve(settings: Settings, host: Host, *, check_only: bool) -> int:
-    loop = host.loop
-    pool = Pool(host, settings.ready if host.in_namespaces else 0)
+def _serve(settings: Settings, host: Host, instead_of: str, *, check_only: bool) -> int:
+    loop, driver = host.loop, host.driver
+    pool = Pool(host, settings.ready if driver.zygote_unshares else 0)
     node = Node(host, pool, _ignore)
     loop.install_signals(lambda pid, _status: _on_child(host, pid), lambda: _end(loop, node))
     zygote = host.zygote
     loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host, node))
+    if driver.has_walls and _would_run_as_root(host.first_host_id):
+        raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
     try:
-        if host.in_namespaces and _would_run_as_root(host.first_host_id):
-            raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
-        capabilities = probe(host, settings.directory) if host.in_namespaces else without_walls()
-    except NotPossible as problem:
-        return _give_up(
-            f"the namespaces driver does not work on this host: {problem}. Allow unprivileged user namespaces "
-            "(sysctl kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0; in a "
-            "container also an unmasked /proc), or set TANGRAM_DRIVER=unsafe-local to run code you trust without walls",
-            _NO_DRIVER,
-        )
+        capabilities = probe(host, settings.directory) if driver.has_walls else without_walls()
+    except OSError as problem:
+        raise NotPossible(str(problem)) from problem
+    if instead_of:
+        fallback = Capability(name="driver", level="best_effort", mechanism=driver.name, reason=instead_of)
+        capabilities = (fallback, *capabilities)
     if check_only:
         sys.stdout.write(json.dumps([asdict(capability) for capability in capabilities]) + "\n")
         return 0
-    host.enforcement = {capability.name: capability.level for capability in capabilities}
-    Server(loop, node, capabilities, settings.driver).listen(settings.socket_path)
+    if instead_of:
+        sys.stderr.write(f"arl_cpu.launcher: falling back to the {driver.name} driver: {instead_of}\n")
+    levels = {capability.name: capability.level for capability in capabilities}
+    host.enforcement = {**levels, "driver": driver.name}
+    Server(loop, node, capabilities, driver.name).listen(settings.socket_path)
     pool.fill()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     loop.run()
     return _LOST_ZYGOTE if zygote.is_gone else 0
+
+
+def _use_reachable_python(settings: Settings, driver: str, instead_of: str) -> None:
+    """As root the interpreter may lie where no other uid gets; then start anew with one that everyone may run."""
+    if os.geteuid() != 0 or reachable(os.path.realpath(sys.base_prefix)):
+        return
+    python = next((each for each in _SYSTEM_PYTHONS if suits(each)), None)
+    if python is None:
+        raise NotPossible(
+            f"other uids cannot reach this Python in {sys.base_prefix}, and none of {', '.join(_SYSTEM_PYTHONS)} "
+            "is one of version 3.11 or newer"
+        )
+    variables = {
+        **os.environ,
+        "TANGRAM_DRIVER": driver,
+        _INSTEAD_OF: instead_of,
+        "PYTHONPATH": os.pathsep.join(SOURCES),
+    }
+    arguments = ["--check", driver, str(settings.directory)] if sys.argv[1:2] == ["--check"] else []
+    os.execve(python, [python, "-m", "arl_cpu.launcher", *arguments], variables)  # noqa: S606
 
 
 def _on_child(host: Host, pid: int) -> None:

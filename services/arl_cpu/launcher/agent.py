@@ -10,20 +10,19 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import time
 from typing import Any, NoReturn
 
 from . import workspace
 from .channel import Channel, unpack
-from .namespaces import Namespaces
 from .processes import Process, signal_each
 from .source import look_like_a_fresh_interpreter, run_source
-from .unsafe_local import UnsafeLocal
 from .walls import Setup, Walls
 
-__all__ = ["run"]
+__all__ = ["CHANNEL_FD", "open_oom_score", "run", "serve"]
 
-_CHANNEL_FD = 3
+CHANNEL_FD = 3
 _POLL_S = 0.1
 _CONVERGE_S = 0.2
 _DEATH_S = 0.6
@@ -36,14 +35,13 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def run(agent_end: int, *, in_namespaces: bool) -> NoReturn:
+def run(agent_end: int, walls: Walls) -> NoReturn:
     """Be the agent on this end of a channel. Never returns to the code it was forked from."""
     try:
-        os.dup2(agent_end, _CHANNEL_FD, inheritable=False)
-        os.closerange(_CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(agent_end, CHANNEL_FD, inheritable=False)
+        os.closerange(CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
         _use_null_for_standard_files()
-        channel = Channel(socket.socket(fileno=_CHANNEL_FD))
-        walls: Walls = Namespaces() if in_namespaces else UnsafeLocal()
+        channel = Channel(socket.socket(fileno=CHANNEL_FD))
         _serve(channel, walls)
     finally:
         os._exit(1)
@@ -54,21 +52,36 @@ def _serve(channel: Channel, walls: Walls) -> None:
         if (message := _next(channel)) is None:
             return
         os.setsid()
-        # Opened before the walls: later these files of the agent are closed to its own uid.
-        oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        oom_score = open_oom_score()
         walls.prepare(message["base_prefix"])
-        channel.send({"op": "prepared"})
-        if (message := _next(channel)) is None:
-            return
-        setup = Setup.of(message)
+    except OSError as error:
+        _fail(channel, error)
+        return
+    channel.send({"op": "prepared"})
+    if (message := _next(channel)) is not None:
+        serve(channel, walls, Setup.of(message), oom_score)
+
+
+def open_oom_score() -> int:
+    """Before the walls: later these files of the agent are closed to its own uid."""
+    return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+
+
+def serve(channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
+    """Raise the last walls and obey until the channel ends."""
+    try:
         walls.bind(setup)
         look_like_a_fresh_interpreter(setup.base_prefix)
         agent = _Agent(channel, walls, setup, oom_score)
     except OSError as error:
-        channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
+        _fail(channel, error)
         return
     channel.send({"op": "ready"})
     agent.serve()
+
+
+def _fail(channel: Channel, error: OSError) -> None:
+    channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
 
 
 def _next(channel: Channel) -> dict[str, Any] | None:
@@ -95,7 +108,7 @@ class _Agent:
 
     def serve(self) -> None:
         while True:
-            polled = self._action is not None and self._setup.watches_memory
+            polled = self._action is not None and (self._setup.watches_memory or self._setup.watches_files)
             for fd, _ in self._poller.poll(_POLL_S * 1000 if polled else None):
                 if fd == self._woken.fileno():
                     self._woken.recv(4096)
@@ -104,7 +117,7 @@ class _Agent:
                     return
             self._reap()
             if polled and self._action is not None:
-                self._watch_memory(self._action)
+                self._watch(self._action)
 
     def _obey(self) -> bool:
         received = self._channel.receive()
@@ -144,9 +157,9 @@ class _Agent:
         self._set_oom_score(_OOM_FIRST)
         try:
             if header["argv"] is None:
-                action.pid = _fork_source(source.decode(errors="surrogatepass"), header["env"], cwd, stdio)
+                action.pid = _fork_source(source.decode(errors="surrogatepass"), header["env"], cwd, stdio, self._walls)
             else:
-                action.pid = _spawn(header["argv"], header["env"], cwd, stdio)
+                action.pid = self._spawn(header["argv"], header["env"], cwd, stdio)
         except (OSError, ValueError) as error:
             self._report_unstarted(action, error, stdio[2])
             return
@@ -154,6 +167,11 @@ class _Agent:
             self._set_oom_score(_OOM_LAST)
         self._action = action
         self._channel.send({"op": "started"})
+
+    def _spawn(self, argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+        if self._walls.enters:
+            return _spawn_by_fork(argv, env, cwd, stdio, self._walls)
+        return _spawn(argv, env, cwd, stdio)
 
     def _set_oom_score(self, score: bytes) -> None:
         with contextlib.suppress(PermissionError):  # a host may have set a higher floor
@@ -194,8 +212,8 @@ class _Agent:
         peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
         limit = "memory" if action.over_memory or (near_limit and self._setup.watches_memory) else None
-        if limit is None and self._walls.write_area_is_full():
-            limit = "disk"
+        if limit is None:
+            limit = action.exceeded or ("disk" if self._walls.write_area_is_full() else None)
         self._channel.send(
             {
                 "op": "exited",
@@ -211,6 +229,9 @@ class _Agent:
 
     def _kill(self, action: "_Action") -> None:
         """Returns when nothing of the action runs. What was there before it stays, unless that takes too long."""
+        if not self._setup.has_cgroup:
+            # Nothing multiplies, or competes for the processor, while it is looked for; it would stop now anyway.
+            self._walls.signal_all(signal.SIGSTOP)
         deadline = time.monotonic() + (_CONVERGE_S if action.before else 0)
         while fresh := [process for process in self._walls.others() if process not in action.before]:
             if time.monotonic() < deadline:
@@ -220,6 +241,13 @@ class _Agent:
             if time.monotonic() > deadline + _DEATH_S:
                 return  # the launcher's next stage ends the whole environment
             time.sleep(_LOOK_AGAIN_S)
+
+    def _watch(self, action: "_Action") -> None:
+        action.exceeded = action.exceeded or self._walls.exceeded()
+        if action.exceeded is not None:
+            self._kill(action)  # again where the first time did not get everything
+        elif self._setup.watches_memory:
+            self._watch_memory(action)
 
     def _watch_memory(self, action: "_Action") -> None:
         each = [process.memory() for process in self._walls.others()]
@@ -240,6 +268,7 @@ class _Action:
         self.pid = 0
         self.peak_kib = 0
         self.over_memory = False
+        self.exceeded: str | None = None
         self.cpu_us_before = _children_cpu_us()
 
 
@@ -263,7 +292,24 @@ def _program(name: str, search: str) -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+def _spawn_by_fork(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], walls: Walls) -> int:
+    """For an action with walls of its own: between fork and exec it enters them."""
+    stdin, stdout, stderr = stdio
+    process = subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+        preexec_fn=walls.enter,  # there is one thread
+    )
+    process.returncode = 0  # reaped by the agent, not by this object
+    return process.pid
+
+
+def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int], walls: Walls) -> int:
     pid = os.fork()
     if pid == 0:
         try:
@@ -272,6 +318,7 @@ def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, i
             os.setsid()
             for number, fd in enumerate(stdio):
                 os.dup2(fd, number)
+            walls.enter()
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             os.chdir(cwd)
             run_source(source, env)

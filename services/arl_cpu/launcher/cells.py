@@ -5,20 +5,21 @@ it. It is done before anybody asks; sizes and the last walls come when an enviro
 """
 
 import os
-import shutil
 import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import unsafe_local
+from . import unsafe_local, workdir
 from .cgroups import Group, NoGroup, Tree
 from .channel import Channel
+from .drivers import Driver
 from .loop import Loop
-from .processes import Process, all_processes, descendants
+from .processes import Process, all_processes, descendants, innermost
 from .zygote import Zygote
 
 __all__ = ["Cell", "Host", "Owner", "Pool"]
@@ -36,7 +37,7 @@ class Host:
     loop: Loop
     zygote: Zygote
     tree: Tree | None
-    in_namespaces: bool
+    driver: Driver
     first_host_id: int | None
     """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
     work_dir: Path
@@ -117,11 +118,16 @@ class Cell:
 
     @property
     def host_id(self) -> int | None:
-        """The uid that its processes have on the host; None where that is the launcher's own, without namespaces."""
-        if not self._host.in_namespaces:
+        """The uid that its processes have on the host; None where that is the launcher's own, without walls."""
+        if not self._host.driver.has_walls:
             return None
         first = self._host.first_host_id
         return os.getuid() if first is None else first + self.number
+
+    @property
+    def own_uid(self) -> int | None:
+        """The one of the range that is this environment's alone; None where there is no range."""
+        return self.host_id if self._host.first_host_id is not None else None
 
     @property
     def work_dir(self) -> Path:
@@ -135,32 +141,43 @@ class Cell:
         return [*descendants(self.pid), *(each for each in all_processes() if each.pid == self.pid)]
 
     def kill(self) -> None:
-        """The kernel's guarantee: with pid 1 everything in its pid namespace dies."""
+        """The kernel's guarantee: with pid 1 everything in its pid namespace dies. Without one, what is frozen."""
         if self.pid is None:
             return
-        os.kill(self.pid, signal.SIGKILL)
+        if not self._host.driver.ends_with_first:
+            self.freeze()
+        first = innermost(self.pid) if self._host.driver.name == "bwrap" else self.pid
+        with suppress(OSError):  # pid 1 is dying in any case
+            os.kill(first, signal.SIGKILL)
+            # What surrounds the first process tells of its end, so it has to outlive it.
+            (self.group.kill if first == self.pid else self.group.thaw)()
+
+    def freeze(self) -> bool:
+        """Whether nothing in it runs any more."""
         try:
-            self.group.kill()
+            return self.group.freeze()
         except OSError:
-            return  # pid 1 is dying in any case
+            return False
 
     def reaped(self) -> None:
         """Its pid 1 is no more."""
         self.pid = None
         self._unwatch_channel()
-        if not self._host.in_namespaces:
+        if not self._host.driver.ends_with_first:
             self._host.end_strays()
         self.owner.died()
 
     def remove(self, done: Callable[[], None]) -> None:
         """Give back what it had on the host; `done` when nothing is left."""
         if not self.group.remove():
+            with suppress(OSError):  # what was forked while it was killed
+                self.group.kill()
             self._host.loop.after(_REMOVE_RETRY_S, lambda: self.remove(done))
             return
         self._unwatch_channel()
         self.channel.close()
-        if not self._host.in_namespaces:
-            shutil.rmtree(self.work_dir, ignore_errors=True)
+        if not self._host.driver.ends_with_first:
+            workdir.remove(self.work_dir)
         self._host.used_numbers.discard(self.number)
         done()
 
@@ -212,7 +229,7 @@ class Pool:
         self._host, self._size = host, size
         self._ready: deque[_Waiting] = deque()
         self._is_filling = False
-        self._is_ended = False
+        self.is_ended = False
         self._done: Callable[[], None] = _nothing
 
     def take(self, owner: Owner) -> Cell:
@@ -233,7 +250,7 @@ class Pool:
     def fill(self) -> None:
         """Bring it to its size, one after the other: an action that starts meanwhile waits for one at most."""
         self._is_filling = False
-        if self._is_ended or len(self._ready) >= self._size:
+        if self.is_ended or len(self._ready) >= self._size:
             return
         waiting = _Waiting(self)
         try:
@@ -246,7 +263,7 @@ class Pool:
 
     def end(self, done: Callable[[], None]) -> None:
         """Kill all that stand ready; `done` when nothing of them is left."""
-        self._is_ended = True
+        self.is_ended = True
         self._done = done
         for waiting in tuple(self._ready):
             waiting.cell.kill()
@@ -265,12 +282,12 @@ class Pool:
         self._fill_later(_REFILL_S)
 
     def _fill_later(self, delay_s: float) -> None:
-        if not self._is_filling and not self._is_ended and len(self._ready) < self._size:
+        if not self._is_filling and not self.is_ended and len(self._ready) < self._size:
             self._is_filling = True
             self._host.loop.after(delay_s, self.fill)
 
     def _check_done(self) -> None:
-        if self._is_ended and not self._ready:
+        if self.is_ended and not self._ready:
             self._done()
             self._done = _nothing
 
@@ -288,7 +305,8 @@ class _Waiting:
         self._pool = pool
 
     def made(self) -> None:
-        pass
+        if self._pool.is_ended:
+            self.cell.kill()
 
     def prepared(self) -> None:
         self._pool.prepared()

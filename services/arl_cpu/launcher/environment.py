@@ -10,6 +10,7 @@ from typing import Any
 
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 
+from . import workdir
 from .attempt import Attempt, Capture, Cause
 from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
@@ -77,7 +78,7 @@ class Environment:
             self.attempt.cause = self.attempt.cause or cause
         if self._cell.pid is None:
             return
-        if self._host.in_namespaces:
+        if self._host.driver.ends_with_first or self._host.tree is not None:
             self._cell.kill()
         else:
             # The agent knows its descendants best: it ends them at the end of its channel.
@@ -130,19 +131,19 @@ class Environment:
         attempt.set_timer(self._host.loop, _SETUP_LIMIT_S, lambda: self.stop("setup"))
 
     def _setup(self) -> Setup:
-        workspace = WORKSPACE
-        if not self._host.in_namespaces:
-            workspace = str(self._cell.work_dir)
-            os.mkdir(workspace, 0o700)
+        if not self._host.driver.ends_with_first:
+            workdir.make(self._cell.work_dir, self._cell.own_uid)
         return Setup(
-            workspace=workspace,
+            workspace=self._workspace(),
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
             disk_mib=self.spec.disk_mib,
             pids=self.spec.pids,
             keeps_processes=self.spec.scope == "trajectory",
             has_cgroup=self._host.tree is not None,
-            watches_memory=self._host.in_namespaces and self._host.tree is None,
+            watches_memory=self._host.driver.has_walls and self._host.tree is None,
+            host_id=self._cell.own_uid,
+            watches_files=self._host.driver.name == "landlock",
         )
 
     def heard(self, message: dict[str, Any], files: list[int]) -> None:
@@ -201,7 +202,7 @@ class Environment:
             capture.close_write_end()
 
     def _workspace(self) -> str:
-        return WORKSPACE if self._host.in_namespaces else str(self._cell.work_dir)
+        return WORKSPACE if self._host.driver.ends_with_first else workdir.workspace_in(self._cell.work_dir)
 
     def _started(self, attempt: Attempt) -> None:
         if attempt.cause is None:
@@ -218,16 +219,10 @@ class Environment:
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
             self.end()
-        elif self._freeze():
+        elif self._cell.freeze():
             self._settle(attempt, lost=False)
         else:
             self._cell.kill()
-
-    def _freeze(self) -> bool:
-        try:
-            return self._cell.group.freeze()
-        except OSError:
-            return False
 
     def _settle(self, attempt: Attempt, *, lost: bool) -> None:
         """Report. Nothing of the attempt runs any more: it is dead, or frozen."""
@@ -302,7 +297,7 @@ def _environment_variables(base_prefix: str, workspace: str, cpu_milli: int) -> 
         "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp",  # noqa: S108  # the sandbox's own
+        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary(workspace),  # noqa: S108  # its own
         **dict.fromkeys(names, threads),
     }
 

@@ -7,16 +7,30 @@ from dataclasses import dataclass
 from . import syscalls
 from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
-__all__ = ["WORKSPACE", "Sources", "build_root", "mount_write_area", "open_sources"]
+__all__ = [
+    "DEVICES",
+    "DEV_LINKS",
+    "ETC",
+    "MASKED_FILES",
+    "SYSTEM",
+    "WORKSPACE",
+    "WRITABLE",
+    "WRITTEN",
+    "Sources",
+    "area_options",
+    "build_root",
+    "mount_write_area",
+    "open_sources",
+]
 
 WORKSPACE = "/workspace"
 
 _AREA = "/tmp"  # noqa: S108  # inside
-_WRITABLE = {"workspace": WORKSPACE, "shm": "/dev/shm", "tmp": _AREA}  # noqa: S108  # inside
+WRITABLE = {"workspace": WORKSPACE, "shm": "/dev/shm", "tmp": _AREA}  # noqa: S108  # inside
 """Part of the area → where it is seen."""
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
-_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = (
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ETC = (
     "alternatives",
     "ca-certificates",
     "debian_version",
@@ -31,21 +45,21 @@ _ETC = (
     "services",
     "ssl/certs",
 )
-_WRITTEN = {
+WRITTEN = {
     "etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000::/workspace:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-_DEV_LINKS = {
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEV_LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-_MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
+MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
 _READ_ONLY_PROC = ("sys", "irq", "bus", "fs")
 _MIN_INODES, _MAX_INODES, _INODES_PER_MIB = 4096, 65536, 128
 
@@ -64,13 +78,13 @@ def open_sources(base_prefix: str) -> Sources:
     """Look at the host's tree in this mount namespace, before the uid that may is given up."""
     syscalls.mount("none", "/", None, MS_REC | MS_PRIVATE)
     sources = Sources({}, {}, {}, {})
-    for path in (*_SYSTEM, *(f"etc/{name}" for name in _ETC)):
+    for path in (*SYSTEM, *(f"etc/{name}" for name in ETC)):
         _open_source(sources, path)
     if base_prefix == "/":
         raise OSError("the interpreter's prefix is the whole host")
     if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
         sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
-    for name in _DEVICES:
+    for name in DEVICES:
         sources.devices[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
     return sources
 
@@ -81,7 +95,7 @@ def build_root(sources: Sources) -> None:
     _show(sources)
     _make_dev(sources)
     _make_proc()
-    for place in _WRITABLE.values():
+    for place in WRITABLE.values():
         os.makedirs(f"{_ROOT}{place}")
     syscalls.pivot_root(_ROOT)
     syscalls.make_readonly("/", recursive=False)
@@ -89,11 +103,10 @@ def build_root(sources: Sources) -> None:
 
 def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
     """One tmpfs under every writable place, so that its size bounds their sum, in bytes and in inodes."""
-    inodes = min(_MAX_INODES, max(_MIN_INODES, memory_mib * _INODES_PER_MIB))
-    options = f"size={disk_mib}m,nr_inodes={inodes},mode=0755"
+    options = area_options(disk_mib=disk_mib, memory_mib=memory_mib)
     syscalls.mount("tmpfs", _AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
     files = {}
-    for name, place in _WRITABLE.items():
+    for name, place in WRITABLE.items():
         os.mkdir(f"{_AREA}/{name}")
         os.chmod(f"{_AREA}/{name}", 0o755 if place == WORKSPACE else 0o1777)
         files[place] = os.open(f"{_AREA}/{name}", os.O_PATH | os.O_CLOEXEC)
@@ -102,6 +115,12 @@ def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
         syscalls.bind(file, place)
         os.close(file)
     os.chdir(WORKSPACE)
+
+
+def area_options(*, disk_mib: int, memory_mib: int) -> str:
+    """Of the tmpfs that holds all that can be written."""
+    inodes = min(_MAX_INODES, max(_MIN_INODES, memory_mib * _INODES_PER_MIB))
+    return f"size={disk_mib}m,nr_inodes={inodes},mode=0755"
 
 
 def _open_source(sources: Sources, path: str) -> None:
@@ -127,7 +146,7 @@ def _show(sources: Sources) -> None:
         os.close(source)
     for path, link in sources.links.items():
         os.symlink(link, _target_of(path))
-    written = {path: text.encode() for path, text in _WRITTEN.items()}
+    written = {path: text.encode() for path, text in WRITTEN.items()}
     for path, content in {**sources.copies, **written}.items():
         with open(_target_of(path), "wb") as file:
             file.write(content)
@@ -140,7 +159,7 @@ def _make_dev(sources: Sources) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
         syscalls.bind(source, target)
         os.close(source)
-    for name, link in _DEV_LINKS.items():
+    for name, link in DEV_LINKS.items():
         os.symlink(link, f"{_ROOT}/dev/{name}")
 
 
@@ -149,7 +168,7 @@ def _make_proc() -> None:
     os.mkdir(proc)
     syscalls.mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     null = os.open(f"{_ROOT}/dev/null", os.O_PATH | os.O_CLOEXEC)
-    for name in _MASKED_FILES:
+    for name in MASKED_FILES:
         if os.path.exists(f"{proc}/{name}"):
             syscalls.bind(null, f"{proc}/{name}")
     os.close(null)

@@ -8,7 +8,7 @@ from . import mounts, seccomp, syscalls
 from .processes import Process, all_processes
 from .walls import Setup
 
-__all__ = ["Namespaces"]
+__all__ = ["Namespaces", "limit"]
 
 _INSIDE_ID = 1000
 _NICE_WITHOUT_CGROUP = 10
@@ -19,6 +19,8 @@ _MIN_FILE_MIB = 16
 
 class Namespaces:
     """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
+
+    enters = False
 
     def prepare(self, base_prefix: str) -> None:
         # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
@@ -31,13 +33,16 @@ class Namespaces:
 
     def bind(self, setup: Setup) -> None:
         mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
-        _limit(setup)
+        limit(setup)
         syscalls.drop_capabilities()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         # After the last change of uid, which would clear it. The parent is the launcher by now.
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         seccomp.install(has_cgroup=setup.has_cgroup)
+
+    def enter(self) -> None:
+        pass
 
     def others(self) -> list[Process]:
         return [process for process in all_processes() if process.pid != 1]
@@ -57,6 +62,9 @@ class Namespaces:
         state = os.statvfs(mounts.WORKSPACE)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 
+    def exceeded(self) -> str | None:
+        return None
+
 
 def _take_the_one_id() -> None:
     """Capabilities over the namespaces stay: none of the ids here is root."""
@@ -67,7 +75,7 @@ def _take_the_one_id() -> None:
     os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
 
 
-def _limit(setup: Setup) -> None:
+def limit(setup: Setup) -> None:
     _cap(resource.RLIMIT_CORE, 0)
     _cap(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _cap(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)

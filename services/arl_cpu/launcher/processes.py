@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Process", "all_processes", "descendants", "signal_each"]
+__all__ = ["Process", "all_processes", "descendants", "innermost", "signal_each"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,6 +46,16 @@ def descendants(root: int) -> list[Process]:
         found += below
         frontier += [process.pid for process in below]
     return found
+
+
+def innermost(root: int) -> int:
+    """The end of a line of processes that each have one child: the first process of a pid namespace made there."""
+    try:
+        with open(f"/proc/{root}/task/{root}/children") as file:
+            children = file.read().split()
+    except OSError:
+        return root
+    return int(children[0]) if len(children) == 1 else root
 
 
 def signal_each(processes: list[Process], number: int) -> None:

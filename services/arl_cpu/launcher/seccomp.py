@@ -3,22 +3,39 @@
 import ctypes
 import errno
 import struct
+from collections.abc import Sequence
 from functools import cache
 
 from .syscalls import AARCH64, MACHINE, X86_64, prctl
 
-__all__ = ["install", "program"]
+__all__ = [
+    "ARGUMENTS",
+    "INJECTIONS",
+    "IOCTL",
+    "SOCKETPAIR",
+    "if_argument_is",
+    "install",
+    "install_program",
+    "only",
+    "program",
+    "refuse",
+    "unless_argument_is",
+    "unless_both_zero",
+]
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_AT_NUMBER, _AT_ARCH, _AT_ARG0, _AT_ARG1 = 0, 4, 16, 24
+_AT_NUMBER, _AT_ARCH = 0, 4
+ARGUMENTS = (16, 24)
+"""Where the low halves of the first arguments lie."""
 _ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; the others only add attack surface."""
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+INJECTIONS = (0x5412, 0x541C)
+"""TIOCSTI, TIOCLINUX: they type on a terminal."""
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -87,8 +104,8 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 _CLONE = {X86_64: 56, AARCH64: 220}
 _CLONE3 = 435
 _SOCKET = {X86_64: 41, AARCH64: 198}
-_SOCKETPAIR = {X86_64: 53, AARCH64: 199}
-_IOCTL = {X86_64: 16, AARCH64: 29}
+SOCKETPAIR = {X86_64: 53, AARCH64: 199}
+IOCTL = {X86_64: 16, AARCH64: 29}
 _BOUNDED_BY_CGROUPS = {
     "memfd_create": (319, 279),  # memory that no process has mapped is nobody's to count
     "sched_setaffinity": (203, 122),
@@ -99,16 +116,67 @@ _BOUNDED_BY_CGROUPS = {
 
 def install(*, has_cgroup: bool) -> None:
     """Filter this process and all its descendants, for good. Needs no_new_privs to be set."""
-    code = program(has_cgroup=has_cgroup)
+    install_program(program(has_cgroup=has_cgroup))
+
+
+def install_program(code: bytes) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
 
 
 @cache
-def program(*, has_cgroup: bool, machine: str = MACHINE) -> bytes:
-    """The filter as BPF."""
+def program(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> bytes:
+    """The filter as BPF; rules that come `first` win."""
     refused = _ERRNO | errno.EPERM
+    code = [_prologue(machine), first]
+    denied = _DENIED if has_cgroup else {**_DENIED, **_BOUNDED_BY_CGROUPS}
+    code += [refuse(pair[machine == AARCH64], refused) for pair in denied.values()]
+    # glibc falls back to clone, whose flags a filter can read.
+    code.append(refuse(_CLONE3, _ERRNO | errno.ENOSYS))
+    code.append(_if_called(_CLONE[machine], ARGUMENTS[0], [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused))
+    code.append(if_argument_is(IOCTL[machine], ARGUMENTS[1], INJECTIONS, refused))
+    for number in (_SOCKET[machine], SOCKETPAIR[machine]):
+        code.append(unless_argument_is(number, ARGUMENTS[0], _SOCKET_FAMILIES, refused))
+    return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def only(rules: bytes, machine: str = MACHINE) -> bytes:
+    """A filter of these rules alone, for a process that has the other already."""
+    return _prologue(machine) + rules + _instruction(_RETURN, _ALLOW)
+
+
+def refuse(number: int | None, verdict: int) -> bytes:
+    if number is None:
+        return b""
+    return _instruction(_JEQ, number, 0, 1) + _instruction(_RETURN, verdict)
+
+
+def if_argument_is(number: int, argument: int, values: Sequence[int], verdict: int) -> bytes:
+    last = len(values) - 1
+    tests = [_instruction(_JEQ, value, last - index, index == last) for index, value in enumerate(values)]
+    return _if_called(number, argument, tests, verdict)
+
+
+def unless_argument_is(number: int, argument: int, values: Sequence[int], verdict: int) -> bytes:
+    """Where it is one, the rules that follow decide."""
+    count = len(values)
+    tests = [_instruction(_JEQ, value, count - index, 0) for index, value in enumerate(values)]
+    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _AT_NUMBER)]
+    return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
+
+
+def unless_both_zero(number: int, low: int, high: int, verdict: int) -> bytes:
+    body = [
+        *(_instruction(_LOAD, low), _instruction(_JEQ, 0, 0, 2)),
+        *(_instruction(_LOAD, high), _instruction(_JEQ, 0, 1, 0)),
+        *(_instruction(_RETURN, verdict), _instruction(_LOAD, _AT_NUMBER)),
+    ]
+    return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
+
+
+def _prologue(machine: str) -> bytes:
+    """Leaves the number of the call to be looked at."""
     code = [
         _instruction(_LOAD, _AT_ARCH),
         _instruction(_JEQ, _ARCH[machine], 1, 0),
@@ -117,32 +185,13 @@ def program(*, has_cgroup: bool, machine: str = MACHINE) -> bytes:
     ]
     if machine == X86_64:
         code += [_instruction(_JGE, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    denied = _DENIED if has_cgroup else {**_DENIED, **_BOUNDED_BY_CGROUPS}
-    for number in (pair[machine == AARCH64] for pair in denied.values()):
-        if number is None:
-            continue
-        code += [_instruction(_JEQ, number, 0, 1), _instruction(_RETURN, refused)]
-    # glibc falls back to clone, whose flags a filter can read.
-    code += [_instruction(_JEQ, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
-    code += _if_called(_CLONE[machine], _AT_ARG0, [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused)
-    injections = [_instruction(_JEQ, _TIOCSTI, 1, 0), _instruction(_JEQ, _TIOCLINUX, 0, 1)]
-    code += _if_called(_IOCTL[machine], _AT_ARG1, injections, refused)
-    for number in (_SOCKET[machine], _SOCKETPAIR[machine]):
-        code += _unless_family_allowed(number, refused)
-    return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+    return b"".join(code)
 
 
-def _if_called(number: int, argument: int, tests: list[bytes], verdict: int) -> list[bytes]:
-    """The last test jumps over the verdict when it fails."""
-    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_RETURN, _ALLOW)]
-    return [_instruction(_JEQ, number, 0, len(body)), *body]
-
-
-def _unless_family_allowed(number: int, verdict: int) -> list[bytes]:
-    count = len(_SOCKET_FAMILIES)
-    tests = [_instruction(_JEQ, family, count - index, 0) for index, family in enumerate(_SOCKET_FAMILIES)]
-    body = [_instruction(_LOAD, _AT_ARG0), *tests, _instruction(_RETURN, verdict), _instruction(_RETURN, _ALLOW)]
-    return [_instruction(_JEQ, number, 0, len(body)), *body]
+def _if_called(number: int, argument: int, tests: list[bytes], verdict: int) -> bytes:
+    """The last test jumps over the verdict when it fails; then the rules that follow decide."""
+    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _AT_NUMBER)]
+    return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
 
 
 def _instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:

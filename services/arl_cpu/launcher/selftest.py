@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ NAMES = (
 )
 _MEMORY_MIB, _DISK_MIB, _PIDS, _CPU_MILLI = 48, 4, 12, 200
 _LIMIT_S = 5.0
+_NO_PID = 1 << 30
 _NEEDS_CGROUP = "run the launcher as root, or in a systemd unit with Delegate=cpu cpuset memory pids"
 
 _PROBE = """
@@ -47,6 +49,8 @@ def refused(attempt):
     return False
 
 def fill():
+    if not DISK_MIB:
+        return
     with open("filler", "wb", 0) as file:
         for _ in range(DISK_MIB * 2):
             file.write(bytes(1 << 20))
@@ -74,21 +78,38 @@ def burnt_share():
 
 found = {
     "share": burnt_share(),
-    "files": all(refused(lambda: open(path)) for path in (CANARY, "/etc/shadow", "/proc/1/environ"))
+    "files": all(refused(lambda: open(path)) for path in (CANARY, OPEN_CANARY, "/etc/shadow", "/proc/1/environ"))
         and refused(lambda: open("/usr/x", "w")) and refused(lambda: open("/proc/sys/kernel/domainname", "w")),
     "net": refused(lambda: socket.create_connection(("127.0.0.1", PORT), 0.2))
-        and refused(lambda: socket.create_connection(("192.0.2.1", 9), 0.2)),
+        and refused(lambda: socket.create_connection(("192.0.2.1", 9), 0.2))
+        and refused(lambda: socket.socket(socket.AF_UNIX).connect(ABSTRACT)),
+    "signals": refused(lambda: os.kill(OUTSIDE, 0)),
     "seccomp": refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
     "affinity": sorted(os.sched_getaffinity(0)),
     "widened": not refused(lambda: os.sched_setaffinity(0, range(CORES))) and len(os.sched_getaffinity(0)),
     "forks": forks(),
     "disk": refused(fill),
 }
-os.unlink("filler")
+if DISK_MIB:
+    os.unlink("filler")
 print(json.dumps(found))
 """
 _HOG = f"""
 hog = [bytes([1]) * (1 << 20) for _ in range({_MEMORY_MIB * 2})]
+"""
+_CROWD = f"""
+import os, time
+for _ in range({_PIDS * 2}):
+    if os.fork() == 0:
+        time.sleep(60)
+time.sleep(3)
+"""
+_FILLER = f"""
+import time
+for number in range({_DISK_MIB * 2}):
+    with open(str(number), "wb") as file:
+        file.write(bytes(1 << 20))
+time.sleep(3)
 """
 _SPINNER = """
 import os
@@ -122,28 +143,37 @@ def without_walls() -> tuple[Capability, ...]:
 
 def probe(host: Host, directory: Path) -> tuple[Capability, ...]:
     """Make an environment, attack it, end it. Raises NotPossible where there can be none, or one that leaks."""
-    canary = directory / "canary"
-    canary.write_text("outside")
-    canary.chmod(0o644)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        trial = _Trial(host)
-        source = _PROBE
+    trial = _Trial(host)
+    with (
+        tempfile.NamedTemporaryFile(dir=directory) as canary,
+        tempfile.NamedTemporaryFile() as open_canary,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        os.fchmod(canary.fileno(), 0o644)
+        os.fchmod(open_canary.fileno(), 0o644)
+        abstract.bind(f"\0tangram-{uuid4()}")
+        abstract.listen()
         values = {
-            "CANARY": repr(str(canary)),
+            "OPEN_CANARY": repr(open_canary.name),
+            "CANARY": repr(canary.name),
             "PORT": listener.getsockname()[1],
-            "PIDS": _PIDS,
-            "DISK_MIB": _DISK_MIB,
+            "ABSTRACT": repr(abstract.getsockname()),
+            # With a pid namespace any number may be somebody's.
+            "OUTSIDE": _NO_PID if host.driver.ends_with_first else os.getpid(),
+            "PIDS": 0 if trial.counts_processes else _PIDS,
+            "DISK_MIB": 0 if trial.counts_files else _DISK_MIB,
             "CORES": os.cpu_count(),
         }
+        source = _PROBE
         for name, value in values.items():
             source = source.replace(name, str(value))
         try:
             findings = trial.findings(source)
         finally:
             trial.end()
-            canary.unlink()
     capabilities = _capabilities(host, findings)
-    open_walls = [each.name for each in capabilities if each.name in _REQUIRED and each.level != "enforced"]
+    open_walls = [each.name for each in capabilities if each.name in _REQUIRED and each.level == "absent"]
     if open_walls:
         raise NotPossible(f"the self-test got through: {', '.join(open_walls)}")
     return capabilities
@@ -157,6 +187,9 @@ class _Findings:
     memory: Report
     is_frozen: bool
     nothing_left: bool
+    crowd: Report | None
+    """Where nothing but a look counts processes, or files: what came of too many."""
+    filler: Report | None
 
 
 class _Trial:
@@ -167,6 +200,8 @@ class _Trial:
         self._reports: list[Event] = []
         self._node = Node(host, Pool(host, 0), self._reports.append)
         self._cores = sorted(os.sched_getaffinity(0))[:1]
+        self.counts_files = not host.driver.ends_with_first
+        self.counts_processes = self.counts_files and host.tree is None and host.first_host_id is None
         self._environment = EnvironmentSpec(
             id=uuid4(),
             scope="trajectory",
@@ -182,11 +217,13 @@ class _Trial:
             raise NotPossible(report.message or report.stderr.kept.decode(errors="replace") or report.outcome)
         inside = json.loads(report.stdout.kept)
         uid = self._host_uid()
+        crowd = self._run(_CROWD) if self.counts_processes else None
         memory = self._run(_HOG)
         left = self._run(_SPINNER)
         processes = self._node.processes(self._environment.id)
         # The last of them is the agent, which may still be busy with what follows its report.
         is_frozen = left.left_behind == 1 and self._stand_still([each.pid for each in processes[:-1]])
+        filler = self._run(_FILLER) if self.counts_files else None
         self.end()
         alive = [each.pid for each in processes if os.path.exists(f"/proc/{each.pid}")]
         return _Findings(
@@ -196,6 +233,8 @@ class _Trial:
             memory=memory,
             is_frozen=is_frozen,
             nothing_left=not alive,
+            crowd=crowd,
+            filler=filler,
         )
 
     def end(self) -> None:
@@ -249,30 +288,63 @@ def _capabilities(host: Host, found: _Findings) -> tuple[Capability, ...]:
     inside = found.inside
     unverified = "written for cgroup v2 but not verified on many hosts" if group == "cgroup v2" else ""
     pinned = inside["affinity"] == list(found.cores) and inside["widened"] in (False, len(found.cores))
-    memory_seen = (found.memory.outcome, found.memory.reason) == ("limit_exceeded", "memory")
+    memory_seen = _ended_by(found.memory, "memory")
+    few = _ended_by(found.crowd, "pids") if found.crowd is not None else inside["forks"] <= _PIDS
+    bounded = _ended_by(found.filler, "disk") if found.filler is not None else inside["disk"]
+    how = host.driver.mechanisms
     return (
-        _uid_separation(found),
-        _isolation("files", inside["files"], "mount namespace"),
-        _isolation("net_isolation", inside["net"], "network namespace"),
+        _uid_separation(host, found),
+        _files(host, inside["files"]),
+        _isolation("net_isolation", inside["net"], how["net_isolation"]),
         _isolation("seccomp", inside["seccomp"], "seccomp filter"),
-        _isolation("kill_tree", found.nothing_left, "pid namespace"),
+        _isolation("kill_tree", found.nothing_left and inside["signals"], how["kill_tree"]),
         _limit("cpu_quota", group, inside["share"] < 0.5, "", unverified),
         _limit("cpuset", group, pinned, "affinity, fixed by seccomp", unverified),
         _limit("memory", group, memory_seen, "RLIMIT_DATA and a polled sum", unverified),
-        _limit("pids", group, inside["forks"] <= _PIDS, "RLIMIT_NPROC in the user namespace", unverified),
+        _limit("pids", group, few, how["pids"], unverified),
         _limit("freeze", group, found.is_frozen, "SIGSTOP", unverified),
-        _isolation("disk_total", inside["disk"], "tmpfs size"),
+        _disk_total(host, bounded),
         _limit("oom_events", group, memory_seen, "", unverified),
     )
 
 
-def _uid_separation(found: _Findings) -> Capability:
+def _ended_by(report: Report, limit: str) -> bool:
+    return (report.outcome, report.reason) == ("limit_exceeded", limit)
+
+
+def _files(host: Host, works: bool) -> Capability:
+    if not works or host.driver.ends_with_first:
+        return _isolation("files", works, host.driver.mechanisms["files"])
+    shared = "" if host.first_host_id is not None else "; actions cannot chmod, chown or touch by path"
+    return Capability(
+        name="files",
+        level="best_effort",
+        mechanism=host.driver.mechanisms["files"],
+        reason=f"contents and listings are closed, but whether a path exists, its size and its owner can be seen"
+        f"{shared}",
+        fix="use the namespaces driver",
+    )
+
+
+def _disk_total(host: Host, works: bool) -> Capability:
+    if not works or host.driver.ends_with_first:
+        return _isolation("disk_total", works, host.driver.mechanisms["disk_total"])
+    return Capability(
+        name="disk_total",
+        level="best_effort",
+        mechanism=host.driver.mechanisms["disk_total"],
+        reason="no file system of its own; found late, up to what is written meanwhile",
+        fix="use the namespaces driver",
+    )
+
+
+def _uid_separation(host: Host, found: _Findings) -> Capability:
     if found.has_own_uid:
         return Capability(name="uid_separation", level="enforced", mechanism="a host uid per environment")
     return Capability(
         name="uid_separation",
         level="best_effort",
-        mechanism="user namespace",
+        mechanism="user namespace" if host.driver.ends_with_first else "a Landlock scope per environment",
         reason="on the host all environments have this user's uid",
         fix="run the launcher as root",
     )

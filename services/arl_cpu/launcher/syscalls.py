@@ -16,11 +16,14 @@ __all__ = [
     "bind",
     "bring_loopback_up",
     "drop_capabilities",
+    "empty_bounding_set",
+    "empty_capability_sets",
     "make_readonly",
     "mount",
     "open_beneath",
     "pivot_root",
     "prctl",
+    "raw",
     "set_hostname",
     "unmount",
     "unshare",
@@ -98,10 +101,19 @@ def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char] | bytes, more
 
 def drop_capabilities() -> None:
     """Empty every capability set of this process, the bounding set included."""
+    empty_bounding_set()
+    empty_capability_sets()
+
+
+def empty_bounding_set() -> None:
+    """Needs CAP_SETPCAP: nothing executed later gains a capability."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for capability in range(last + 1):
         prctl(PR_CAPBSET_DROP, capability)
+
+
+def empty_capability_sets() -> None:
     header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
     _check(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
 
@@ -117,6 +129,12 @@ def bring_loopback_up() -> None:
         request = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
         flags = struct.unpack("16sH14x", request)[1] | _IFF_UP
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags))
+
+
+def raw(number: int, what: str, *arguments: object) -> int:
+    """A call that has no function of its own here; integers are passed as longs."""
+    converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
 
 
 def _check(result: int, what: str) -> int:

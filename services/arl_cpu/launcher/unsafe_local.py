@@ -15,12 +15,17 @@ _MAX_SWEEPS = 100
 class UnsafeLocal:
     """Finds what an action started by its ancestors: orphans become the agent's children."""
 
+    enters = False
+
     def prepare(self, base_prefix: str) -> None:
         del base_prefix
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
     def bind(self, setup: Setup) -> None:
         os.chdir(setup.workspace)
+
+    def enter(self) -> None:
+        pass
 
     def others(self) -> list[Process]:
         return descendants(os.getpid())
@@ -40,6 +45,9 @@ class UnsafeLocal:
 
     def write_area_used_bytes(self) -> int:
         return 0
+
+    def exceeded(self) -> str | None:
+        return None
 
 
 def end_strays(keep: set[int]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from . import agent, seccomp
 from .channel import Channel
+from .drivers import Driver
 from .syscalls import CLONE_ALL, unshare
 
 __all__ = ["INSIDE_ID", "Zygote", "start_zygote"]
@@ -42,8 +43,8 @@ class Zygote:
     def make(self, agent_end: socket.socket, host_id: int | None, join: Sequence[str], made: "_Made") -> None:
         """Fork an agent on this end of its channel, which is taken over; `made` gets its pid, or 0 and why not.
 
-        With a `host_id` it gets namespaces of its own, where that uid is the only one. `join` are files of cgroups.
-        Raises ConnectionError where the zygote is gone.
+        Where it gets namespaces of its own, `host_id` is the only uid in them. `join` are files of cgroups. Raises
+        ConnectionError where the zygote is gone.
         """
         if self.is_gone:
             agent_end.close()
@@ -87,7 +88,7 @@ class Zygote:
             made(0, _GONE)
 
 
-def start_zygote() -> Zygote:
+def start_zygote(driver: Driver) -> Zygote:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for has_cgroup in (False, True):
         seccomp.program(has_cgroup=has_cgroup)  # assembled once, for all agents
@@ -100,12 +101,12 @@ def start_zygote() -> Zygote:
         # SIGINT that would end it. This one does nothing; unlike SIG_IGN it is not passed on to what is executed.
         signal.signal(signal.SIGINT, lambda _number, _frame: None)
         os.setsid()  # a terminal's Ctrl-C is for the launcher, which ends its environments in order
-        _serve(Channel(theirs))
+        _serve(Channel(theirs), driver)
     theirs.close()
     return Zygote(Channel(ours), pid)
 
 
-def _serve(channel: Channel) -> NoReturn:
+def _serve(channel: Channel, driver: Driver) -> NoReturn:
     """Several at once: joining a cgroup may wait for the kernel, and each waits in a process of its own."""
     makings: dict[int, _Making] = {}
     poller = select.poll()
@@ -116,33 +117,27 @@ def _serve(channel: Channel) -> NoReturn:
                 if (received := channel.receive()) is None:
                     os._exit(0)
                 message, (agent_end,) = received
-                _begin(message, agent_end, channel, makings, poller)
+                try:
+                    making = _Making(message["ticket"], agent_end, driver, message["host_id"], message["join"])
+                except OSError as error:
+                    channel.send({"ticket": message["ticket"], "pid": 0, "error": str(error)})
+                else:
+                    makings[making.fileno()] = making
+                    poller.register(making.fileno(), select.POLLIN)
+                finally:
+                    os.close(agent_end)
             elif (answer := makings[fd].advance()) is not None:
                 poller.unregister(fd)
                 makings.pop(fd).close()
                 channel.send(answer)
 
 
-def _begin(
-    message: dict[str, Any], agent_end: int, channel: Channel, makings: "dict[int, _Making]", poller: select.poll
-) -> None:
-    try:
-        making = _Making(message["ticket"], agent_end, message["host_id"], message["join"])
-    except OSError as error:
-        channel.send({"ticket": message["ticket"], "pid": 0, "error": str(error)})
-    else:
-        makings[making.fileno()] = making
-        poller.register(making.fileno(), select.POLLIN)
-    finally:
-        os.close(agent_end)
-
-
 class _Making:
     """One agent on its way, through a middle process: only children of whoever unshares enter the new pid namespace."""
 
-    def __init__(self, ticket: int, agent_end: int, host_id: int | None, join: Sequence[str]) -> None:
+    def __init__(self, ticket: int, agent_end: int, driver: Driver, host_id: int | None, join: Sequence[str]) -> None:
         self._ticket, self._host_id = ticket, host_id
-        self._is_mapped = host_id is None
+        self._is_mapped = not driver.zygote_unshares
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._middle = os.fork()
@@ -151,7 +146,7 @@ class _Making:
             theirs.close()
             raise
         if self._middle == 0:
-            _be_middle(theirs, agent_end, host_id, join)
+            _be_middle(theirs, agent_end, driver, join)
         theirs.close()
 
     def fileno(self) -> int:
@@ -176,18 +171,18 @@ class _Making:
         os.waitpid(self._middle, 0)
 
 
-def _be_middle(to_zygote: socket.socket, agent_end: int, host_id: int | None, join: Sequence[str]) -> NoReturn:
+def _be_middle(to_zygote: socket.socket, agent_end: int, driver: Driver, join: Sequence[str]) -> NoReturn:
     try:
         for path in join:
             _write(path, "0")
-        if host_id is not None:
+        if driver.zygote_unshares:
             unshare(CLONE_ALL)
             to_zygote.sendall(b"okay")
             if to_zygote.recv(16) != b"mapped":
                 os._exit(1)
         pid = os.fork()
         if pid == 0:
-            agent.run(agent_end, in_namespaces=host_id is not None)
+            agent.run(agent_end, driver.walls())
         to_zygote.sendall(_PID.pack(pid))
     except OSError as error:
         to_zygote.sendall(b"error " + str(error).encode())

@@ -1,0 +1,237 @@
+"""Walls without namespaces: Landlock rules, a seccomp filter, limits, and a uid of its own where root gives one.
+
+Two layers. The agent's own keeps signals and abstract sockets inside, so that one `kill(-1)` of it means this
+environment and nothing else. An action's own keeps it to its files: the agent has to read /proc, actions do not.
+"""
+
+import os
+import resource
+import signal
+import struct
+import time
+from contextlib import suppress
+
+from . import landlock_filter, seccomp, syscalls
+from .mounts import DEVICES, ETC, SYSTEM
+from .processes import Process, descendants, signal_each
+from .walls import Setup
+
+__all__ = ["Landlock", "abi"]
+
+_CREATE, _ADD, _RESTRICT, _VERSION, _PATH_BENEATH = 444, 445, 446, 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 0x1, 0x2, 0x4, 0x8
+_MAKE_CHAR, _MAKE_BLOCK = 0x40, 0x800
+_TRUNCATE, _IOCTL = 0x4000, 0x8000
+_UP_TO_ABI = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
+"""Rights that a version knows; each of them is refused unless a rule grants it."""
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+_READ_AND_RUN = _EXECUTE | _READ_FILE | _READ_DIR
+_ALL_TCP, _TCP_FROM = 0x3, 4
+_ALL_SCOPES, SCOPES_FROM = 0x3, 6
+_SHOWN_OF_PROC = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
+
+_OPEN_FILES = 4096
+_MIB = 1 << 20
+_MIN_FILE_MIB = 16
+_NICE_WITHOUT_CGROUP = 10
+_SHARED_UID_SLACK = 64
+_MAX_ENTRIES = 65536
+_LOOK_SHARE = 10
+"""A look at the disk may take a tenth of the time."""
+_MAX_SWEEPS = 100
+
+
+def abi() -> int:
+    """0 where the kernel has no Landlock, or does not use it."""
+    try:
+        return syscalls.raw(_CREATE, "landlock", None, 0, _VERSION)
+    except OSError:
+        return 0
+
+
+class Landlock:
+    """Raised by an agent that is an ordinary process of the host; what it starts finds its end with it."""
+
+    enters = True
+
+    def __init__(self) -> None:
+        self._abi = abi()
+        self._area = ""
+        self._ruleset = -1
+        self._limit_bytes = self._known_bytes = 0
+        self._pids: int | None = None
+        self._yields = self._sweeps_at_once = False
+        self._next_look = 0.0
+
+    def prepare(self, base_prefix: str) -> None:
+        """Nothing: its rules and its uid are cheap, and a uid once given up makes no rules for others' files."""
+
+    def bind(self, setup: Setup) -> None:
+        self._area = os.path.dirname(setup.workspace)
+        self._limit_bytes = setup.disk_mib * _MIB
+        self._ruleset = _files(self._abi, self._area, setup.base_prefix)
+        owns_files = setup.host_id is None
+        self._pids = setup.pids if owns_files and not setup.has_cgroup else None
+        self._yields = not setup.has_cgroup
+        self._sweeps_at_once = self._abi >= SCOPES_FROM or not owns_files
+        with suppress(PermissionError):  # an ordinary user has nothing to drop, and no_new_privs below
+            syscalls.empty_bounding_set()
+        if setup.host_id is not None:
+            _become(setup.host_id)
+        _limit(setup)
+        syscalls.empty_capability_sets()
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        os.chdir(setup.workspace)
+        if self._abi >= SCOPES_FROM:
+            scope = syscalls.raw(_CREATE, "landlock scope", struct.pack("QQQ", 0, 0, _ALL_SCOPES), 24, 0)
+            syscalls.raw(_RESTRICT, "landlock scope", scope, 0)
+            os.close(scope)
+        seccomp.install_program(landlock_filter.around_environment(has_cgroup=setup.has_cgroup, owns_files=owns_files))
+        self._entries_of_proc = len(os.listdir("/proc"))
+        self._guard = landlock_filter.around_action(os.getpid())
+
+    def enter(self) -> None:
+        if self._yields:
+            os.nice(_NICE_WITHOUT_CGROUP)  # to the agent above all, which has to end it
+        syscalls.raw(_RESTRICT, "landlock", self._ruleset, 0)
+        seccomp.install_program(self._guard)
+
+    def others(self) -> list[Process]:
+        return descendants(os.getpid())
+
+    def signal_all(self, number: int) -> None:
+        """One system call, out of which no process forks: the kernel lets it reach this environment only."""
+        if not self._sweeps_at_once:
+            self._sweep(number)
+            return
+        try:
+            os.kill(-1, number)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def write_area_is_full(self) -> bool:
+        self._known_bytes = self._used()
+        return self._known_bytes >= self._limit_bytes
+
+    def write_area_used_bytes(self) -> int:
+        """Of memory: none."""
+        return 0
+
+    def exceeded(self) -> str | None:
+        if self._pids is not None and self._has_more_than(self._pids):
+            return "pids"
+        began = time.monotonic()
+        if began < self._next_look:
+            return None
+        known, self._known_bytes = self._known_bytes, self._used()
+        self._next_look = began + (time.monotonic() - began) * _LOOK_SHARE
+        # One that is too full already may be tidied up.
+        return "disk" if self._known_bytes > max(self._limit_bytes, known) else None
+
+    def _has_more_than(self, pids: int) -> bool:
+        """A long look, and only for a reason: a flood of processes leaves little time for it unless it is stopped."""
+        if len(os.listdir("/proc")) - self._entries_of_proc <= pids:
+            return False
+        self.signal_all(signal.SIGSTOP)
+        if len(self.others()) > pids:
+            return True
+        self.signal_all(signal.SIGCONT)
+        return False
+
+    def _sweep(self, number: int) -> None:
+        signalled: set[Process] = set()
+        for _ in range(_MAX_SWEEPS):
+            fresh = [process for process in self.others() if process not in signalled]
+            if not fresh:
+                return
+            signal_each(fresh, number)
+            signalled.update(fresh)
+
+    def _used(self) -> int:
+        """Bytes of what lies in the area, and all of the limit where it is too many files."""
+        used, entries, frontier = 0, 0, [self._area]
+        while frontier:
+            try:
+                with os.scandir(frontier.pop()) as found:
+                    for entry in found:
+                        entries += 1
+                        state = entry.stat(follow_symlinks=False)
+                        used += state.st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            frontier.append(entry.path)
+            except OSError:
+                continue  # it is being changed, or was closed to its own user
+            if entries > _MAX_ENTRIES or used > self._limit_bytes:
+                return self._limit_bytes + used
+        return used
+
+
+def _files(version: int, area: str, base_prefix: str) -> int:
+    """A ruleset: the system to read and run, devices that hold nothing, the area for everything."""
+    rights = max(value for since, value in _UP_TO_ABI.items() if since <= version)
+    attributes = struct.pack("Q", rights)
+    if version >= _TCP_FROM:
+        attributes += struct.pack("Q", _ALL_TCP)
+    ruleset = syscalls.raw(_CREATE, "landlock", attributes, len(attributes), 0)
+    shown = [f"/{name}" for name in (*SYSTEM, *(f"etc/{name}" for name in ETC))]
+    for path in (*shown, base_prefix):
+        _allow(ruleset, path, _READ_AND_RUN & rights)
+    for name in _SHOWN_OF_PROC:
+        _allow(ruleset, f"/proc/{name}", _READ_FILE)
+    for name in DEVICES:
+        _allow(ruleset, f"/dev/{name}", (_READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL) & rights)
+    _allow(ruleset, area, rights & ~(_MAKE_CHAR | _MAKE_BLOCK))
+    return ruleset
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # hosts differ; what is missing is not granted
+    if not os.path.isdir(f"/proc/self/fd/{file}"):
+        rights &= _OF_FILES
+    try:
+        syscalls.raw(_ADD, f"landlock {path}", ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, file), 0)
+    finally:
+        os.close(file)
+
+
+def _become(host_id: int) -> None:
+    """Never back: no capability is left, and none can be got."""
+    os.setgroups([])
+    os.setresgid(host_id, host_id, host_id)
+    os.setresuid(host_id, host_id, host_id)
+
+
+def _limit(setup: Setup) -> None:
+    _cap(resource.RLIMIT_CORE, 0)
+    _cap(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    _cap(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)
+    if setup.has_cgroup:
+        return
+    if setup.host_id is not None:
+        _cap(resource.RLIMIT_NPROC, setup.pids + 1)
+    else:
+        # Counts all that the user runs: a dam against floods; the agent looks at the number itself.
+        _cap(resource.RLIMIT_NPROC, _tasks_of(os.getuid()) + setup.pids + _SHARED_UID_SLACK)
+    _cap(resource.RLIMIT_DATA, setup.memory_mib * _MIB)
+
+
+def _tasks_of(uid: int) -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return count
+
+
+def _cap(kind: int, wanted: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (value, value))
