@@ -1,16 +1,17 @@
-"""One launcher with the namespaces driver for each module of attacks, as whichever user runs the tests."""
+"""One launcher of every driver for each module of attacks, as whichever user runs the tests."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
 from arl_cpu.executor import EnvironmentSpec
-from support.sandbox import Bench, a_bench, an_environment, cgroups_of, living_descendants
+from support.conditions import eventually
+from support.sandbox import Bench, a_bench, an_environment, cgroups_of, living_descendants, sandboxes
 
 
-@pytest.fixture(scope="module")
-async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    async with a_bench(tmp_path_factory.mktemp("sandbox"), "namespaces") as bench:
+@pytest.fixture(scope="module", params=sandboxes(slow=("landlock", "bwrap")))
+async def sandbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async with a_bench(tmp_path_factory.mktemp("sandbox"), request.param) as bench:
         yield bench
 
 
@@ -26,6 +27,6 @@ async def trajectory(sandbox: Bench) -> AsyncIterator[EnvironmentSpec]:
 async def nothing_is_left(sandbox: Bench) -> AsyncIterator[None]:
     """After every attack the launcher has one child, the zygote, and no cgroup but its own."""
     yield
-    assert sandbox.launcher is not None
-    assert len(living_descendants(sandbox.launcher.pid)) == 1
-    assert cgroups_of(sandbox.launcher) == []
+    launcher = sandbox.launcher
+    assert launcher is not None
+    await eventually(lambda: len(living_descendants(launcher.pid)) == 1 and cgroups_of(launcher) == [])

@@ -9,9 +9,9 @@ import pytest
 
 from arl_core.fence import Fence
 from arl_cpu.simulated import SimulatedExecutor
-from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
+from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, sandboxes
 
-REAL = ("unsafe-local", "namespaces")
+REAL = ("unsafe-local", *sandboxes(slow=("bwrap",)))
 
 
 @pytest.fixture(scope="module", params=("simulated", *REAL))

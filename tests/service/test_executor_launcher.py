@@ -16,6 +16,7 @@ import pytest
 import arl_core
 import arl_cpu
 from arl_cpu.executor import Report
+from arl_cpu.launcher.drivers import DRIVERS as ALL_DRIVERS
 from arl_cpu.launcher_client import LauncherClient
 from support.conditions import eventually, is_running
 from support.sandbox import (
@@ -27,10 +28,11 @@ from support.sandbox import (
     an_environment,
     cgroups_of,
     living_descendants,
+    sandboxes,
     zygote_of,
 )
 
-DRIVERS = ("unsafe-local", "namespaces")
+DRIVERS = ("unsafe-local", *sandboxes(slow=("landlock", "bwrap")))
 
 
 @pytest.fixture(params=DRIVERS)
@@ -99,7 +101,8 @@ class TestReconnect:
 
 class TestLoad:
     async def test_many_starts_at_once_all_report(self, bench: Bench) -> None:
-        specs = [a_command("true") for _ in range(400)]
+        # bubblewrap starts an interpreter for each, and all at once: 400 take longer than a set-up may on two cores.
+        specs = [a_command("true") for _ in range(100 if bench.state.driver == "bwrap" else 400)]
         reports = [bench.report_of(spec.fence) for spec in specs]
         await bench.executor.start(specs)
         assert {report.outcome for report in await asyncio.gather(*reports)} == {"ok"}
@@ -204,15 +207,39 @@ async def a_busy_launcher(directory: Path, driver: str) -> tuple[Launcher, set[i
     return launcher, started
 
 
-class TestRefusal:
-    @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
-    def test_a_host_without_user_namespaces_is_told_what_to_do(self, tmp_path: Path) -> None:
-        """The limit is the outer namespace's own; nothing on the host changes."""
-        forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
-        launcher = Launcher(tmp_path, "namespaces", prefix=("unshare", "-Ur", "sh", "-c", forbid, "sh"))
+FORBID = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+WITHOUT_NAMESPACES = ("unshare", "-Ur", "sh", "-c", FORBID, "sh")
+"""The limit is the outer namespace's own; nothing on the host changes."""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
+class TestWithoutUserNamespaces:
+    @pytest.mark.parametrize("driver", ["namespaces", "bwrap"])
+    def test_a_driver_that_was_chosen_and_needs_them_is_refused_with_what_to_do(
+        self, driver: str, tmp_path: Path
+    ) -> None:
+        launcher = Launcher(tmp_path, driver, prefix=WITHOUT_NAMESPACES)
         with pytest.raises(RuntimeError, match=r"does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
             launcher.wait_until_ready()
         assert launcher.stop()[0] == 3
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root of a namespace with one uid has none to give away")
+    @pytest.mark.skipif(bool(ALL_DRIVERS["landlock"].problem()), reason=str(ALL_DRIVERS["landlock"].problem()))
+    async def test_the_default_falls_back_to_landlock_and_says_so_everywhere(self, tmp_path: Path) -> None:
+        launcher = Launcher(tmp_path, "auto", prefix=WITHOUT_NAMESPACES)
+        launcher.wait_until_ready()
+        client = LauncherClient(launcher.socket)
+        bench = Bench(client, await client.connect(), launcher)
+        report = await bench.run(a_command("true"))
+        (choice,) = (each for each in bench.state.capabilities if each.name == "driver")
+        await bench.close()
+        code, errors = launcher.stop()
+        assert (report.outcome, report.enforcement["driver"], report.enforcement["files"]) == (
+            "ok", "landlock", "best_effort",
+        )  # fmt: skip
+        assert (bench.state.driver, choice.mechanism) == ("landlock", "landlock")
+        assert "the namespaces driver does not work on this host" in choice.reason
+        assert (code, "falling back to the landlock driver" in errors) == (0, True)
 
 
 def test_the_launcher_needs_the_standard_library_alone() -> None:
