@@ -50,7 +50,7 @@ class Options:
     host: str = _LOOPBACK
     port: int | None = None
     cores: str | None = None
-    driver: str = "namespaces"
+    driver: str = "auto"
     database_url: str | None = None
     """Owner's URL of a Postgres that is already there; None: the embedded one."""
 

@@ -20,6 +20,11 @@ __all__ = ["register"]
 _COLOURS = {Level.OK: "green", Level.INFO: "cyan", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
+_DRIVERS = ("namespaces", "landlock", "bwrap")
+_FALLBACKS = ("namespaces", "landlock")
+"""What is used where none is chosen."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
     app.command()(doctor)
@@ -30,8 +35,8 @@ def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
     state = LocalState(directory)
     findings = inspect_machine(state.directory)
     running = state.supervisor() is not None
-    nodes, finding = _ask_nodes(state) if running else _try_sandbox()
-    findings += [finding] if finding else []
+    nodes, more = _ask_nodes(state) if running else _try_sandbox()
+    findings += more
     if output is Format.JSON:
         print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
     else:
@@ -43,32 +48,49 @@ def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _try_sandbox() -> tuple[list[dict[str, Any]], Finding | None]:
-    """What a launcher would find here, by starting one that only looks."""
+def _try_sandbox() -> tuple[list[dict[str, Any]], list[Finding]]:
+    """What a launcher would find here, by starting one for each driver that only looks."""
     if importlib.util.find_spec("arl_cpu") is None:
-        return [], None
-    checked = subprocess.run(
-        [sys.executable, "-m", "arl_cpu.launcher", "--check"], capture_output=True, text=True, check=False
-    )
-    if checked.returncode:
-        reason = checked.stderr.strip().removeprefix("arl_cpu.launcher: ")
-        return [], Finding("sandbox", Level.FAIL, reason, "tangram up --unsafe-local runs code that you trust")
-    return [{"name": "this machine", "enforced": json.loads(checked.stdout)}], None
+        return [], []
+    nodes, findings, works = [], [], set()
+    for driver in _DRIVERS:
+        checked = subprocess.run(
+            [sys.executable, "-m", "arl_cpu.launcher", "--check", driver], capture_output=True, text=True, check=False
+        )
+        if checked.returncode:
+            reason = checked.stderr.strip().removeprefix("arl_cpu.launcher: ")
+            findings.append(Finding(f"driver {driver}", Level.INFO, reason))
+            continue
+        works.add(driver)
+        findings.append(Finding(f"driver {driver}", Level.OK, "works here"))
+        nodes.append({"name": f"this machine with the {driver} driver", "enforced": json.loads(checked.stdout)})
+    findings.append(_choice(works))
+    return nodes, findings
 
 
-def _ask_nodes(state: LocalState) -> tuple[list[dict[str, Any]], Finding | None]:
+def _choice(works: set[str]) -> Finding:
+    chosen = next((driver for driver in _FALLBACKS if driver in works), None)
+    if chosen is None:
+        fix = "tangram up --unsafe-local runs code that you trust"
+        return Finding("sandbox", Level.FAIL, f"neither {' nor '.join(_FALLBACKS)} works here", fix)
+    if chosen != _FALLBACKS[0]:
+        return Finding("sandbox", Level.WARN, f"{chosen}, since {_FALLBACKS[0]} does not work here")
+    return Finding("sandbox", Level.OK, chosen)
+
+
+def _ask_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[Finding]]:
     """The nodes as the gateway knows them, or why it can't be asked."""
     gateway, key = state.endpoints().get("gateway"), state.api_key()
     if gateway is None or key is None:
-        return [], Finding("nodes", Level.WARN, "the system is not ready yet", "tangram status")
+        return [], [Finding("nodes", Level.WARN, "the system is not ready yet", "tangram status")]
     try:
         answer = httpx.get(f"{gateway}/v1/admin/nodes", headers={"authorization": f"Bearer {key}"}, timeout=5)
         answer.raise_for_status()
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        return [], Finding("nodes", Level.WARN, f"the gateway can't say: {error}", "tangram logs gateway")
+        return [], [Finding("nodes", Level.WARN, f"the gateway can't say: {error}", "tangram logs gateway")]
     listed = body if isinstance(body, list) else body.get("nodes", body.get("items", []))
-    return [node for node in listed if isinstance(node, dict)], None
+    return [node for node in listed if isinstance(node, dict)], []
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:

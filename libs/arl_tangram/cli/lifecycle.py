@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,15 @@ _DRAIN_S = 180.0
 _POLL_S = 0.05
 
 
+class Driver(StrEnum):
+    """Ways to confine an action."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    BWRAP = "bwrap"
+    SIMULATED = "simulated"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(up)
@@ -46,13 +56,16 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the gateway; 8700 if free, else any.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use; default all.")] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
+    driver: Annotated[
+        Driver | None, typer.Option(help="What confines actions; by default the best that works here.")
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Bring the system up: Postgres, services and the sandbox launcher. In a directory where it is up, attach to it."""
     _require_server()
     state = LocalState(directory)
     if state.supervisor() is None:
-        arguments = _arguments(state, host, port, cores, unsafe_local=unsafe_local)
+        arguments = _arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
         supervisor = _spawn(state, arguments, detach=detach)
         if _wait_until_up(state, supervisor):
             _show_up(state, output, "up")
@@ -125,12 +138,12 @@ def _require_server() -> None:
         fail(f"the server's parts are missing ({', '.join(missing)}): pip install 'arl-tangram[server]'")
 
 
-def _arguments(state: LocalState, host: str, port: int | None, cores: int | None, *, unsafe_local: bool) -> list[str]:
+def _arguments(state: LocalState, host: str, port: int | None, cores: int | None, driver: str | None) -> list[str]:
     return [
         *("--dir", str(state.directory), "--host", host),
         *(("--port", str(port)) if port else ()),
         *(("--cores", str(cores)) if cores else ()),
-        *(("--unsafe-local",) if unsafe_local else ()),
+        *(("--driver", str(driver)) if driver else ()),
     ]
 
 
