@@ -203,7 +203,7 @@ def agent_of(launcher: Launcher) -> int:
     """The agent of the environment made last: the launcher's youngest child, or what that was made to hold."""
     youngest = children_of(launcher)[-1]
     held = innermost(youngest)
-    return held if os.readlink(f"/proc/{youngest}/exe").endswith("/bwrap") else youngest
+    return held if Path(f"/proc/{youngest}/comm").read_text() == "bwrap\n" else youngest
 
 
 def zygote_of(launcher: Launcher) -> int:
