@@ -128,10 +128,12 @@ class TestStages:
 
     async def test_a_stopped_agent_costs_its_environment_but_not_the_outcome(self, sandbox: Bench) -> None:
         environment = an_environment()
-        report = await sandbox.begin(a_command("sleep", "60", environment=environment, timeout_s=0.5))
-        await sandbox.run(a_command("true"))  # by its end the first attempt runs
+        await sandbox.run(a_command("true", environment=environment))
         assert sandbox.launcher is not None
-        os.kill(agent_of(sandbox.launcher), signal.SIGSTOP)
+        agent = agent_of(sandbox.launcher)
+        report = await sandbox.begin(a_command("sleep", "60", environment=environment, timeout_s=0.5))
+        await eventually(lambda: bool(living_descendants(agent)))
+        os.kill(agent, signal.SIGSTOP)
         ended = await report
         assert (ended.outcome, ended.environment_lost) == ("user_timeout", True)
         again = await sandbox.run(a_command("true", environment=environment))
