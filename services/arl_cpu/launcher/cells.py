@@ -19,7 +19,7 @@ from .cgroups import Group, NoGroup, Tree
 from .channel import Channel
 from .drivers import Driver
 from .loop import Loop
-from .processes import Process, all_processes, descendants, innermost
+from .processes import Process, all_processes, descendants
 from .zygote import Zygote
 
 __all__ = ["Cell", "Host", "Owner", "Pool"]
@@ -146,7 +146,7 @@ class Cell:
             return
         if not self._host.driver.ends_with_first:
             self.freeze()
-        first = innermost(self.pid) if self._host.driver.name == "bwrap" else self.pid
+        first = self._host.driver.first_process(self.pid)
         with suppress(OSError):  # pid 1 is dying in any case
             os.kill(first, signal.SIGKILL)
             # What surrounds the first process tells of its end, so it has to outlive it.

@@ -8,6 +8,7 @@ from . import bwrap, landlock
 from .bwrap import Bubblewrap
 from .landlock import Landlock
 from .namespaces import Namespaces
+from .processes import innermost
 from .unsafe_local import UnsafeLocal
 from .walls import Walls
 
@@ -26,6 +27,8 @@ class Driver:
     """The process that forks agents makes their namespaces; else their walls do all of it."""
     ends_with_first: bool = False
     """The kernel ends all of an environment with its first process."""
+    first_process: Callable[[int], int] = lambda pid: pid
+    """The agent, from the process that the launcher knows."""
     has_walls: bool = True
     needs_reachable_python: bool = False
     """Actions run the host's interpreter where it lies, under another uid."""
@@ -84,6 +87,7 @@ DRIVERS: Mapping[str, Driver] = {
         Driver(
             name="bwrap",
             walls=Bubblewrap,
+            first_process=innermost,
             ends_with_first=True,
             problem=bwrap.problem,
             fix=f"Install bubblewrap; {_USER_NAMESPACES[0].lower()}{_USER_NAMESPACES[1:]}",

@@ -165,7 +165,8 @@ class Environment:
         try:
             self._cell.group.grant(cpu_milli=spec.cpu_milli, cores=spec.cores)
             if self._host.tree is None and self._cell.pid is not None:
-                os.sched_setaffinity(self._cell.pid, spec.cores or os.sched_getaffinity(0))
+                first = self._host.driver.first_process(self._cell.pid)
+                os.sched_setaffinity(first, spec.cores or os.sched_getaffinity(0))
             self._cell.group.thaw()
             attempt.usage_before = self._usage or self._cell.group.usage()
             self._cell.group.reset_peak()

@@ -132,7 +132,9 @@ class Landlock:
 
     def _has_more_than(self, pids: int) -> bool:
         """A long look, and only for a reason: a flood of processes leaves little time for it unless it is stopped."""
-        if len(os.listdir("/proc")) - self._entries_of_proc <= pids:
+        entries = len(os.listdir("/proc"))
+        self._entries_of_proc = min(self._entries_of_proc, entries)
+        if entries - self._entries_of_proc <= pids:
             return False
         self.signal_all(signal.SIGSTOP)
         if len(self.others()) > pids:
