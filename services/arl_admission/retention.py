@@ -14,9 +14,9 @@ __all__ = ["Retention"]
 Remove = Callable[[datetime | None], Awaitable[int]]
 
 BATCH = 1000
-BATCHES = 10
+BATCHES = 20
 """Of each kind in one step, so that a step is short and the next follows soon."""
-BUSY_S = 0.5
+BUSY_S = 5.0
 IDLE_S = 60.0
 PARTITIONS_EVERY_S = 3600.0
 NOTHING = UUID(int=0)

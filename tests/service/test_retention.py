@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest_asyncio
 
-from arl_admission.retention import Retention
+from arl_admission.retention import BATCHES, Retention
 from arl_store.tx import Store
 from support.builders import EPOCH
 from support.rows import Rows, rows_in, store_of
@@ -73,7 +73,7 @@ class TestActions:
         assert await counts(rows) == (1, 1, 1)
 
     async def test_a_step_is_bounded_and_says_whether_there_is_more(self, store: Store, rows: Rows) -> None:
-        for _ in range(12):
+        for _ in range(BATCHES + 2):
             await settled(rows)
         await rows.action()
         retention = retention_of(store, batch=1)
