@@ -1,14 +1,11 @@
 """Queues shown and changed. Admission is the writer of their rows; a change goes through it."""
 
 import json
-from typing import Any
-
-from sqlalchemy import Row
 
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_kit.peers import Peers
-from arl_store.tx import Store
+from arl_store.tx import Row, Store
 from arl_wire.errors import NotFound
 from arl_wire.internal import LimitQueue, WishAnswer
 from arl_wire.queues import ChangeQueue, Queue, QueueList
@@ -50,5 +47,5 @@ class QueueAdmin:
         return _shown(row)
 
 
-def _shown(row: Row[Any]) -> Queue:
+def _shown(row: Row) -> Queue:
     return Queue(id=row.id, task=row.task, max_queued=row.max_queued, waiting=row.waiting, running=row.running)

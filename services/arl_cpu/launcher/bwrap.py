@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from . import agent, mounts, namespaces, seccomp, syscalls
 from .channel import Channel, as_file
+from .limits import limit, yield_cores
 from .mounts import WORKSPACE
 from .syscalls import MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_REC
 from .walls import Setup
@@ -71,7 +72,9 @@ class Bubblewrap(namespaces.Namespaces):
 
 class _Inside(namespaces.Namespaces):
     def bind(self, setup: Setup) -> None:
-        namespaces.limit(setup)
+        limit(setup, processes=setup.pids + 1)
+        if not setup.has_cgroup:
+            yield_cores()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 

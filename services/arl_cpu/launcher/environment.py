@@ -89,9 +89,14 @@ class Environment:
         """Pid 1 was reaped."""
         if self._was_ready_made and not self._is_ready and not self.is_ending:
             # It died in the pool, before it could be told to anybody; nothing of the attempt has run.
-            self._cell.remove(lambda: None)
-            self._take(self._pool.take_new)
-            return
+            dead = self._cell
+            try:
+                self._take(self._pool.take_new)
+            except OSError as failure:
+                self._loss = f"cannot make the environment: {failure}"
+            else:
+                dead.remove(lambda: None)
+                return
         if self.attempt is not None:
             self._settle(self.attempt, lost=self.spec.scope == "trajectory")
         elif not self.is_ending:

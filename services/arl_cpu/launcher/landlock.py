@@ -5,15 +5,15 @@ environment and nothing else. An action's own keeps it to its files: the agent h
 """
 
 import os
-import resource
 import signal
 import struct
 import time
 from contextlib import suppress
 
 from . import landlock_filter, seccomp, syscalls
+from .limits import limit, yield_cores
 from .mounts import DEVICES, ETC, SYSTEM
-from .processes import Process, descendants, signal_each
+from .processes import Process, descendants, sweep
 from .walls import Setup
 
 __all__ = ["Landlock", "abi"]
@@ -30,15 +30,11 @@ _ALL_TCP, _TCP_FROM = 0x3, 4
 _ALL_SCOPES, SCOPES_FROM = 0x3, 6
 _SHOWN_OF_PROC = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
 
-_OPEN_FILES = 4096
 _MIB = 1 << 20
-_MIN_FILE_MIB = 16
-_NICE_WITHOUT_CGROUP = 10
 _SHARED_UID_SLACK = 64
 _MAX_ENTRIES = 65536
 _LOOK_SHARE = 10
 """A look at the disk may take a tenth of the time."""
-_MAX_SWEEPS = 100
 
 
 def abi() -> int:
@@ -78,7 +74,7 @@ class Landlock:
             syscalls.empty_bounding_set()
         if setup.host_id is not None:
             _become(setup.host_id)
-        _limit(setup)
+        limit(setup, processes=_processes_of(setup))
         syscalls.empty_capability_sets()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -94,7 +90,7 @@ class Landlock:
 
     def enter(self) -> None:
         if self._yields:
-            os.nice(_NICE_WITHOUT_CGROUP)  # to the agent above all, which has to end it
+            yield_cores()  # to the agent above all, which has to end it
         syscalls.raw(_RESTRICT, "landlock", self._ruleset, 0)
         seccomp.install_program(self._guard)
 
@@ -104,7 +100,7 @@ class Landlock:
     def signal_all(self, number: int) -> None:
         """One system call, out of which no process forks: the kernel lets it reach this environment only."""
         if not self._sweeps_at_once:
-            self._sweep(number)
+            sweep(self.others, number)
             return
         try:
             os.kill(-1, number)
@@ -141,15 +137,6 @@ class Landlock:
             return True
         self.signal_all(signal.SIGCONT)
         return False
-
-    def _sweep(self, number: int) -> None:
-        signalled: set[Process] = set()
-        for _ in range(_MAX_SWEEPS):
-            fresh = [process for process in self.others() if process not in signalled]
-            if not fresh:
-                return
-            signal_each(fresh, number)
-            signalled.update(fresh)
 
     def _used(self) -> int:
         """Bytes of what lies in the area, and all of the limit where it is too many files."""
@@ -208,18 +195,11 @@ def _become(host_id: int) -> None:
     os.setresuid(host_id, host_id, host_id)
 
 
-def _limit(setup: Setup) -> None:
-    _cap(resource.RLIMIT_CORE, 0)
-    _cap(resource.RLIMIT_NOFILE, _OPEN_FILES)
-    _cap(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)
-    if setup.has_cgroup:
-        return
-    if setup.host_id is not None:
-        _cap(resource.RLIMIT_NPROC, setup.pids + 1)
-    else:
-        # Counts all that the user runs: a dam against floods; the agent looks at the number itself.
-        _cap(resource.RLIMIT_NPROC, _tasks_of(os.getuid()) + setup.pids + _SHARED_UID_SLACK)
-    _cap(resource.RLIMIT_DATA, setup.memory_mib * _MIB)
+def _processes_of(setup: Setup) -> int:
+    """With a uid that all share a dam against floods only; the agent looks at the number itself."""
+    if setup.has_cgroup or setup.host_id is not None:
+        return setup.pids + 1
+    return _tasks_of(os.getuid()) + setup.pids + _SHARED_UID_SLACK
 
 
 def _tasks_of(uid: int) -> int:
@@ -231,9 +211,3 @@ def _tasks_of(uid: int) -> int:
         except OSError:
             continue
     return count
-
-
-def _cap(kind: int, wanted: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (value, value))

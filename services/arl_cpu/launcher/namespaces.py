@@ -1,20 +1,16 @@
 """The walls of a sandbox: its own user, pid, mount, network, ipc and host-name namespaces, and nothing it may undo."""
 
 import os
-import resource
 import signal
 
 from . import mounts, seccomp, syscalls
+from .limits import limit, yield_cores
 from .processes import Process, all_processes
 from .walls import Setup
 
-__all__ = ["Namespaces", "limit"]
+__all__ = ["Namespaces"]
 
 _INSIDE_ID = 1000
-_NICE_WITHOUT_CGROUP = 10
-_OPEN_FILES = 4096
-_MIB = 1 << 20
-_MIN_FILE_MIB = 16
 
 
 class Namespaces:
@@ -33,7 +29,9 @@ class Namespaces:
 
     def bind(self, setup: Setup) -> None:
         mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
-        limit(setup)
+        limit(setup, processes=setup.pids + 1)
+        if not setup.has_cgroup:
+            yield_cores()
         syscalls.drop_capabilities()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -73,21 +71,3 @@ def _take_the_one_id() -> None:
             os.setgroups([])
     os.setresgid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
     os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
-
-
-def limit(setup: Setup) -> None:
-    _cap(resource.RLIMIT_CORE, 0)
-    _cap(resource.RLIMIT_NOFILE, _OPEN_FILES)
-    _cap(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)
-    if setup.has_cgroup:
-        return
-    _cap(resource.RLIMIT_NPROC, setup.pids + 1)
-    # Private writable memory only: address space would count what a runtime merely reserves.
-    _cap(resource.RLIMIT_DATA, setup.memory_mib * _MIB)
-    os.nice(_NICE_WITHOUT_CGROUP)
-
-
-def _cap(kind: int, wanted: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (value, value))

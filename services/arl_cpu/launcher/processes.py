@@ -1,10 +1,12 @@
 """Processes as /proc tells them; a pid alone may be used again, with its start time it names one process for ever."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Process", "all_processes", "descendants", "innermost", "signal_each"]
+__all__ = ["MAX_SWEEPS", "Process", "all_processes", "descendants", "innermost", "signal_each", "sweep"]
+
+MAX_SWEEPS = 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,6 +58,17 @@ def innermost(root: int) -> int:
     except OSError:
         return root
     return int(children[0]) if len(children) == 1 else root
+
+
+def sweep(look: Callable[[], Iterable[Process]], number: int) -> None:
+    """Signal all that a look finds, until it finds nobody new: a process may fork while it is being looked for."""
+    signalled: set[Process] = set()
+    for _ in range(MAX_SWEEPS):
+        fresh = [process for process in look() if process not in signalled]
+        if not fresh:
+            return
+        signal_each(fresh, number)
+        signalled.update(fresh)
 
 
 def signal_each(processes: list[Process], number: int) -> None:

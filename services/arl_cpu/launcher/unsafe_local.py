@@ -4,12 +4,10 @@ import os
 import signal
 
 from . import syscalls
-from .processes import Process, all_processes, descendants, signal_each
+from .processes import MAX_SWEEPS, Process, all_processes, descendants, signal_each, sweep
 from .walls import Setup
 
 __all__ = ["UnsafeLocal", "end_strays"]
-
-_MAX_SWEEPS = 100
 
 
 class UnsafeLocal:
@@ -31,14 +29,7 @@ class UnsafeLocal:
         return descendants(os.getpid())
 
     def signal_all(self, number: int) -> None:
-        """Repeated until a look finds nobody new: a process may fork while it is being looked for."""
-        signalled: set[Process] = set()
-        for _ in range(_MAX_SWEEPS):
-            fresh = [process for process in self.others() if process not in signalled]
-            if not fresh:
-                return
-            signal_each(fresh, number)
-            signalled.update(fresh)
+        sweep(self.others, number)
 
     def write_area_is_full(self) -> bool:
         return False
@@ -52,7 +43,7 @@ class UnsafeLocal:
 
 def end_strays(keep: set[int]) -> None:
     """Kill children of the launcher, a subreaper, that lost their agent, with all below them."""
-    for _ in range(_MAX_SWEEPS):
+    for _ in range(MAX_SWEEPS):
         strays = [each for each in all_processes() if each.parent == os.getpid() and each.pid not in keep]
         if not strays:
             return
