@@ -1,17 +1,22 @@
 """`bench`: measurements that print one JSON document."""
 
 import asyncio
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
+from arl_tangram.bench import execution
+from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.cli.demo import system_up
+from arl_tangram.cli.leftovers import Leftovers
 from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
@@ -66,6 +71,28 @@ def overhead(
     _print(document("overhead", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
 
 
+@group.command("exec")
+def exec_(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each rate in a row.")] = 3,
+    concurrency: Annotated[list[int] | None, typer.Option(min=1, help="At once; may be given again.")] = None,
+    sandboxfusion: Annotated[str | None, typer.Option(help="URL of a SandboxFusion server.")] = None,
+    swerex: Annotated[str | None, typer.Option(help="URL of a SWE-ReX server.")] = None,
+    swerex_token: Annotated[str, typer.Option(envvar="SWEREX_TOKEN", help="Its token.")] = "",
+) -> None:
+    """Execs a second and CPU time a piece beside plain processes and other sandboxes."""
+    sizes = execution.Sizes(repeats=repeats, seconds=seconds)
+    if concurrency:
+        sizes = replace(sizes, concurrencies=tuple(concurrency))
+    peers = [*_sandboxfusion(sandboxfusion), *_swerex(swerex, swerex_token)]
+    try:
+        figures, samples = run_exec(sizes, peers, _leftovers, lambda line: stderr.print(line, markup=False))
+    except (TangramError, httpx.HTTPError) as error:
+        fail(str(error))
+    _print(document("exec", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+
+
 @group.command()
 def soak(
     as_json: JsonOption = False,
@@ -89,6 +116,22 @@ async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, 
             fail("no node is alive; `tangram status` says more")
         figures, samples = await run_false_timeouts(client, cores=cores)
     return figures, samples, cores
+
+
+def _sandboxfusion(url: str | None) -> Iterator[Peer]:
+    if url is not None:
+        body = {"code": execution.PROGRAM, "language": "python"}
+        yield Peer(name="sandboxfusion", url=f"{url.rstrip('/')}/run_code", body=body)
+
+
+def _swerex(url: str | None, token: str) -> Iterator[Peer]:
+    if url is not None:
+        body = {"command": ["python3", "-c", execution.PROGRAM]}
+        yield Peer(name="swerex", url=f"{url.rstrip('/')}/execute", body=body, headers={"X-API-Key": token})
+
+
+def _leftovers(directory: Path) -> list[str]:
+    return [f"{finding.check} {finding.subject}" for finding in Leftovers(directory).findings()]
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> None:

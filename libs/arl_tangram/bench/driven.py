@@ -1,0 +1,81 @@
+"""A launcher with a driver on it, without the services around them: the CPU manager's own part of an exec."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from arl_tangram.bench.cpu_time import tree_cpu_s
+from arl_wire.errors import Unavailable
+
+__all__ = ["Driven", "driven"]
+
+STOP_S = 60.0
+
+
+class Driven:
+    """Orders and answers, one at a time."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.left: list[str] = []
+        """Cgroups, processes, mounts and files that are still there after the end."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """Of the driver, its launcher, every environment, and all that ran in them or beside them."""
+        return tree_cpu_s(self._process.pid)
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """Raises `Unavailable` where the driver ended instead of answering; it has said why on standard error."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # told below
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Unavailable(f"the driver of the launcher ended with {self._process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+@contextmanager
+def driven(leftovers: Callable[[Path], list[str]]) -> Iterator[Driven]:
+    """Ready for orders; ended, with its launcher, at the end, and looked after."""
+    with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
+        directory = Path(path)
+        directory.chmod(0o755)  # an environment's own uid finds its files below
+        command = [sys.executable, "-P", "-m", "arl_cpu.drive", path]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        found = Driven(process)
+        try:
+            found.answer()
+            yield found
+        finally:
+            _end(process)
+            found.left = leftovers(directory)
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,193 @@
+"""Execs handed straight to a launcher of its own, or to nobody: the load of `tangram bench exec` and `density`.
+
+Run as `python -m arl_cpu.drive DIRECTORY`. It answers each JSON line on standard input with one on standard output,
+and ends, with its launcher, at the end of its input.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from arl_core.fence import Fence
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from arl_cpu.launcher_client import LauncherClient
+
+__all__ = ["Drive"]
+
+PROGRAM = "print(1)"
+PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
+COMMANDS = {"true": ("true",), "cold": (PYTHON, "-c", PROGRAM)}
+END_S = 30.0
+
+Exec = Callable[[int], Awaitable[None]]
+
+
+class Drive:
+    """A launcher, its environments, and who waits for which report."""
+
+    def __init__(self, client: LauncherClient) -> None:
+        self._client = client
+        self._environments: list[EnvironmentSpec] = []
+        self._waiting: dict[Fence, asyncio.Future[Report]] = {}
+
+    async def follow(self) -> None:
+        async for event in self._client.events():
+            if isinstance(event, Report):
+                self._waiting.pop(event.fence).set_result(event)
+                await self._client.acknowledge([event.fence])
+
+    async def obey(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        match order:
+            case {"op": "create", "count": count, "memory_mib": memory_mib, "at_once": at_once}:
+                return await self._create(count, memory_mib, at_once)
+            case {"op": "run", "way": way, "program": program, "at_once": at_once, "seconds": seconds}:
+                run = self._plain(program) if way == "plain" else self._inside(program)
+                return await _pumped(run, at_once=at_once, seconds=seconds)
+            case {"op": "destroy"}:
+                return await self._destroy()
+        raise ValueError(f"no such order: {order}")
+
+    async def _create(self, count: int, memory_mib: int, at_once: int) -> Mapping[str, Any]:
+        """So many more; each is there when its first program has ended."""
+        first = len(self._environments)
+        self._environments += [_environment(memory_mib) for _ in range(count)]
+        left = iter(range(first, first + count))
+        run = self._inside("true")
+
+        async def lane() -> None:
+            for number in left:
+                await run(number)
+
+        begun = time.monotonic()
+        await asyncio.gather(*(lane() for _ in range(at_once)))
+        return {"done": count, "wall_s": time.monotonic() - begun}
+
+    async def _destroy(self) -> Mapping[str, Any]:
+        count, begun = len(self._environments), time.monotonic()
+        await self._client.destroy([environment.id for environment in self._environments])
+        self._environments.clear()
+        return {"done": count, "wall_s": time.monotonic() - begun}
+
+    def _inside(self, program: str) -> Exec:
+        argv, source = (None, PROGRAM) if program == "warm" else (COMMANDS[program], None)
+
+        async def run(number: int) -> None:
+            spec = _exec(self._environments[number], argv, source)
+            report = self._waiting[spec.fence] = asyncio.get_running_loop().create_future()
+            await self._client.start([spec])
+            ended = await report
+            if ended.outcome != "ok":
+                raise RuntimeError(f"{program} ended as {ended.outcome}: {ended.message or ended.stderr.kept!r}")
+
+        return run
+
+    def _plain(self, program: str) -> Exec:
+        argv = COMMANDS[program]
+
+        async def run(_: int) -> None:
+            process = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={})
+            await process.communicate()
+            if process.returncode != 0:
+                raise RuntimeError(f"{program} ended with {process.returncode}")
+
+        return run
+
+
+async def _pumped(run: Exec, *, at_once: int, seconds: float) -> Mapping[str, Any]:
+    """Each lane begins the next when it has its answer; lane N uses environment N. Milliseconds each took, too."""
+    took_ms: list[float] = []
+    ends_at = time.monotonic() + seconds
+
+    async def lane(number: int) -> None:
+        while (begun := time.monotonic()) < ends_at:
+            await run(number)
+            took_ms.append(round(1000 * (time.monotonic() - begun), 3))
+
+    begun = time.monotonic()
+    await asyncio.gather(*map(lane, range(at_once)))
+    return {"done": len(took_ms), "wall_s": time.monotonic() - begun, "took_ms": took_ms}
+
+
+def _environment(memory_mib: int) -> EnvironmentSpec:
+    return EnvironmentSpec(id=uuid4(), scope="trajectory", template="host", memory_mib=memory_mib, disk_mib=4, pids=32)
+
+
+def _exec(environment: EnvironmentSpec, argv: tuple[str, ...] | None, source: str | None) -> ExecSpec:
+    return ExecSpec(
+        fence=Fence(uuid4(), 1),
+        environment=environment,
+        argv=argv,
+        source=source,
+        env={},
+        cwd=None,
+        stdin=b"",
+        files={},
+        fetch=(),
+        timeout_s=300.0,
+        cpu_milli=1000,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+    )
+
+
+@asynccontextmanager
+async def _launcher(directory: Path) -> AsyncIterator[LauncherClient]:
+    socket = directory / "launcher.sock"
+    variables = {
+        "TANGRAM_LAUNCHER_SOCKET": str(socket),
+        "TANGRAM_LAUNCHER_DIR": str(directory / "launcher"),
+        "TANGRAM_NODE_NAME": "bench",
+    }
+    command = (sys.executable, "-P", "-m", "arl_cpu.launcher")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, env={**os.environ, **variables}
+    )
+    assert process.stdout is not None
+    try:
+        if await process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the launcher did not come up")
+        client = LauncherClient(socket)
+        await client.connect()
+        try:
+            yield client
+        finally:
+            await client.close()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), END_S)
+
+
+async def _serve(directory: Path) -> None:
+    async with _launcher(directory) as client:
+        drive = Drive(client)
+        following = asyncio.create_task(drive.follow())
+        serving = asyncio.create_task(_obey_lines(drive))
+        done, left = await asyncio.wait((following, serving), return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        for task in done:
+            task.result()  # raises what ended it
+
+
+async def _obey_lines(drive: Drive) -> None:
+    _answer({"ready": True})
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        _answer(await drive.obey(json.loads(line)))
+
+
+def _answer(message: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1])))
