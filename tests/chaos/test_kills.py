@@ -14,7 +14,7 @@ import pytest
 
 from arl_store.embedded import EmbeddedPostgres
 from arl_tangram import AsyncTangram, Outcome
-from arl_tangram.cli.leftovers import Leftovers
+from arl_tangram.leftovers import Leftovers
 from support.conditions import eventually, is_running
 from support.load import Load
 from support.machine import Machine, an_armed_machine

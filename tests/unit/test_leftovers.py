@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from arl_tangram.cli.leftovers import Leftovers
+from arl_tangram.leftovers import Leftovers
 
 
 def subjects(directory: Path) -> set[str]:

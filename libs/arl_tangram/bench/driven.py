@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from arl_tangram.bench.cpu_time import tree_cpu_s
+from arl_tangram.leftovers import Leftovers
 from arl_wire.errors import Unavailable
 
 __all__ = ["Driven", "driven"]
@@ -53,7 +54,7 @@ class Driven:
 
 
 @contextmanager
-def driven(leftovers: Callable[[Path], list[str]]) -> Iterator[Driven]:
+def driven() -> Iterator[Driven]:
     """Ready for orders; ended, with its launcher, at the end, and looked after."""
     with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
         directory = Path(path)
@@ -66,7 +67,7 @@ def driven(leftovers: Callable[[Path], list[str]]) -> Iterator[Driven]:
             yield found
         finally:
             _end(process)
-            found.left = leftovers(directory)
+            found.left = [f"{each.check} {each.subject}" for each in Leftovers(directory).findings()]
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

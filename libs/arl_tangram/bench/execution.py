@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -80,12 +79,10 @@ class _Rate:
 Samples = dict[str, list[dict[str, float]]]
 
 
-def run_exec(
-    sizes: Sizes, peers: list[Peer], leftovers: Callable[[Path], list[str]], say: Callable[[str], None]
-) -> tuple[dict[str, float], dict[str, Any]]:
+def run_exec(sizes: Sizes, peers: list[Peer], say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. CPU is that of all processes, the caller's own included."""
     samples: Samples = {}
-    with own_system() as system, driven(leftovers) as launcher:
+    with own_system() as system, driven() as launcher:
         created = _create(launcher, sizes)
         for repeat in range(sizes.repeats):
             say(f"repeat {repeat + 1} of {sizes.repeats}")

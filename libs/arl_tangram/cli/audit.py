@@ -9,9 +9,9 @@ import httpx
 import typer
 from rich.table import Table
 
-from arl_tangram.cli.leftovers import Leftovers
 from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, fail, print_json, stdout
 from arl_tangram.cli.state import DirOption, LocalState
+from arl_tangram.leftovers import Leftovers
 from arl_wire.audit import Audit, AuditFinding
 
 __all__ = ["register"]

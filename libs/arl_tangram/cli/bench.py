@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution
 from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
@@ -16,7 +17,6 @@ from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.cli.demo import system_up
-from arl_tangram.cli.leftovers import Leftovers
 from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
@@ -87,10 +87,26 @@ def exec_(
         sizes = replace(sizes, concurrencies=tuple(concurrency))
     peers = [*_sandboxfusion(sandboxfusion), *_swerex(swerex, swerex_token)]
     try:
-        figures, samples = run_exec(sizes, peers, _leftovers, lambda line: stderr.print(line, markup=False))
+        figures, samples = run_exec(sizes, peers, lambda line: stderr.print(line, markup=False))
     except (TangramError, httpx.HTTPError) as error:
         fail(str(error))
     _print(document("exec", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+
+
+@group.command()
+def density(
+    as_json: JsonOption = False,
+    environments: Annotated[int, typer.Option(min=1, help="How many rest on the node.")] = 2000,
+    samples: Annotated[int, typer.Option(min=2, help="Execs on the node, empty and full.")] = 300,
+    idle_s: Annotated[float, typer.Option(min=1, help="For how long the full node is watched.")] = 20,
+) -> None:
+    """Very many resting environments on one node of its own: their memory, their CPU, and an exec beside them."""
+    sizes = density_.Sizes(environments=environments, samples=samples, idle_s=idle_s)
+    try:
+        figures, found = density_.run_density(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    _print(document("density", load=asdict(sizes), figures=figures, samples=found), as_json=as_json)
 
 
 @group.command()
@@ -128,10 +144,6 @@ def _swerex(url: str | None, token: str) -> Iterator[Peer]:
     if url is not None:
         body = {"command": ["python3", "-c", execution.PROGRAM]}
         yield Peer(name="swerex", url=f"{url.rstrip('/')}/execute", body=body, headers={"X-API-Key": token})
-
-
-def _leftovers(directory: Path) -> list[str]:
-    return [f"{finding.check} {finding.subject}" for finding in Leftovers(directory).findings()]
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> None:

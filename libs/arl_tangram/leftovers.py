@@ -27,7 +27,7 @@ class Leftovers:
     def findings(self) -> Iterator[AuditFinding]:
         """What must not be there whatever the rows say."""
         if not self._launcher_lives():
-            for path in self._trees():
+            for path in self.trees():
                 yield _finding("orphan_cgroup", path, "its launcher is dead")
             for pid in self._sandbox_processes():
                 yield _finding("orphan_process", pid, "it has a sandbox's uid, and the launcher is dead")
@@ -45,7 +45,7 @@ class Leftovers:
 
         Without those that stand ready for whoever comes next.
         """
-        trees = self._trees()
+        trees = self.trees()
         groups = {path.name for tree in trees for path in _entries(tree) if path.is_dir()}
         ready = set(_read(str(self._launcher / "ready")).split())
         return (groups | {path.name for path in _entries(self._launcher / "work")}) - ready, bool(trees)
@@ -63,7 +63,7 @@ class Leftovers:
                 return True
         return False
 
-    def _trees(self) -> list[Path]:
+    def trees(self) -> list[Path]:
         """One directory per hierarchy, directly below a mount or, for an ordinary user, below a delegated cgroup."""
         pattern = f"tangram/*.{self._suffix:08x}"
         places = set(_cgroup_mounts())
