@@ -89,7 +89,8 @@ async def _end(client: AsyncTangram, sizes: Sizes) -> None:
             await client.end_trajectory(TASK, f"resting-{number}")
 
     await asyncio.gather(*(lane() for _ in range(ENDS_AT_ONCE)))
-    while any(node.environments > 1 for node in (await client.nodes()).items):  # the probe's stays
+    # The probe's stays.
+    while any(node.environments > 1 for node in (await client.nodes()).items):  # noqa: ASYNC110
         await asyncio.sleep(SETTLE_S / 10)
 
 
