@@ -22,7 +22,7 @@ from .walls import Setup
 __all__ = ["Environment"]
 
 _SETUP_LIMIT_S = 30.0
-_KILL_STAGE_S = 1.0
+_KILL_STAGE_S = 3.0
 
 
 class Environment:
