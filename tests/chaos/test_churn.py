@@ -76,10 +76,11 @@ def resident_kib(pid: int) -> int:
 async def kill_now_and_then(machine: Machine, launcher: int, random_: random.Random, *, pause_s: float) -> None:
     for number in range(KILLS):
         await asyncio.sleep(random_.uniform(0, 2 * pause_s))
-        victim = random_.choice(agents(launcher) or [0])
         if number % MANAGER_EVERY == 0:
-            await asyncio.to_thread(machine.kill, "cpu")
-        elif victim:
+            victim = machine.ready_pid_of("cpu")
+        else:
+            victim = random_.choice(agents(launcher) or [None])
+        if victim is not None:
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
 
@@ -102,7 +103,9 @@ async def test_nothing_piles_up_over_many_execs_with_agents_and_manager_killed(t
             for _ in range(EXECS // ENVIRONMENTS):
                 await churn.turn()
             await killing
-            manager, before = machine.pid_of("cpu"), resident_kib(machine.pid_of("cpu"))
+            await churn.turn()
+            manager = machine.pid_of("cpu")
+            before = resident_kib(manager)
             for _ in range(3):
                 await churn.turn()
             assert machine.pid_of("cpu") == manager

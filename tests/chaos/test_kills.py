@@ -32,15 +32,9 @@ SHORT_LIFE_S, LONG_LIFE_S = 1.0, 9.5
 """Whoever lived for 10 s is started again at once; the others later and later, so that one life in six is long."""
 
 
-def pid_of(machine: Machine, process: str) -> int | None:
-    """None while it is not ready."""
-    entry = json.loads((machine.directory / "processes.json").read_text())["processes"][process]
-    return entry["pid"] if entry["state"] == "ready" else None
-
-
 async def ready(machine: Machine, process: str) -> int:
-    await eventually(lambda: pid_of(machine, process) is not None, timeout_s=PATIENCE_S)
-    pid = pid_of(machine, process)
+    await eventually(lambda: machine.ready_pid_of(process) is not None, timeout_s=PATIENCE_S)
+    pid = machine.ready_pid_of(process)
     return pid if pid is not None else await ready(machine, process)
 
 
@@ -51,7 +45,7 @@ async def kill(machine: Machine, process: str) -> bool:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
-    await eventually(lambda: pid_of(machine, process) != pid)
+    await eventually(lambda: machine.ready_pid_of(process) != pid)
     return True
 
 

@@ -49,6 +49,11 @@ class Machine:
     def pid_of(self, process: str) -> int:
         return int(self.status()["processes"][process]["pid"])
 
+    def ready_pid_of(self, process: str) -> int | None:
+        """Read where the supervisor writes it; None while the process is not ready."""
+        entry = json.loads((self.directory / "processes.json").read_text())["processes"][process]
+        return entry["pid"] if entry["state"] == "ready" else None
+
     def pids(self) -> set[int]:
         status = self.status()
         return {int(entry["pid"]) for entry in status["processes"].values()} | {int(status["supervisor"]["pid"])}

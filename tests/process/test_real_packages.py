@@ -1,0 +1,160 @@
+"""Work that nobody here wrote: test suites of well-known packages, inside environments exactly as outside."""
+
+import io
+import subprocess
+import sys
+import tarfile
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from arl_tangram import Action, Outcome, Tangram
+from support.machine import Machine, a_machine
+
+pytestmark = pytest.mark.slow
+
+PYTHON = f"{sys.base_prefix}/bin/python3"
+"""The same inside and outside; packages of the virtual environment around this test are in neither."""
+RUNNER = ("pytest==8.4.2", "pytest-xdist==3.8.0")
+PACKAGES = ("toolz==1.0.0", "jmespath==1.0.1", "click==8.1.8")
+PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=report.xml")
+VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Plugins that happen to be installed on this machine are no part of it."""
+LIMIT_S = 300
+FETCHED = "report.xml"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A package's source tree and the test runner, each as it is on disk and as an archive."""
+
+    name: str
+    tree: Path
+    runner: Path
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {"package.tgz": _archive(self.tree), "runner.tgz": _archive(self.runner)}
+
+
+def _archive(directory: Path) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(directory, arcname=".")
+    return packed.getvalue()
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        pytest.skip(f"the package index cannot be used: {done.stderr.strip().splitlines()[-1:]}")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("runner")
+    _pip("install", "--no-compile", "--only-binary", ":all:", "--target", str(target), *RUNNER)
+    return target
+
+
+def downloaded(package: str, runner: Path, directory: Path) -> Sources:
+    _pip("download", "--no-deps", "--no-binary", ":all:", "-d", str(directory), package)
+    (archive,) = directory.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(directory, filter="data")
+    (tree,) = (path for path in directory.iterdir() if path.is_dir())
+    return Sources(package.partition("=")[0], tree, runner)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with a_machine(tmp_path_factory.mktemp("machine") / "state") as machine:
+        yield machine
+
+
+def outcomes(report: bytes) -> dict[str, str]:
+    """Test → how it ended."""
+    found = {}
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        ended = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+        found[f"{case.get('classname')}::{case.get('name')}"] = ended
+    return found
+
+
+def outside(sources: Sources) -> dict[str, str]:
+    path = f"{sources.runner}:{sources.tree}/src:{sources.tree}"
+    environment = VARIABLES | {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": path}
+    done = subprocess.run(PYTEST, cwd=sources.tree, env=environment, capture_output=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout
+    return outcomes((sources.tree / FETCHED).read_bytes())
+
+
+def unpack(client: Tangram, sources: Sources, trajectory: str) -> None:
+    ended = client.run(
+        task="packages",
+        trajectory=trajectory,
+        argv=["sh", "-c", "mkdir runner && tar xzf runner.tgz -C runner && tar xzf package.tgz && rm *.tgz"],
+        files=sources.files,
+        memory_mib=1024,
+        disk_mib=128,
+    )
+    assert ended.outcome is Outcome.OK, ended
+
+
+def run_suite(client: Tangram, trajectory: str, *options: str, cores: int) -> Action:
+    return client.run(
+        task="packages",
+        trajectory=trajectory,
+        argv=[*PYTEST, *options],
+        env=VARIABLES | {"PYTHONPATH": "runner:src:."},
+        fetch=[FETCHED],
+        cpu=cores,
+        memory_mib=1024,
+        disk_mib=128,
+        timeout_s=LIMIT_S,
+    )
+
+
+def fetched(action: Action) -> bytes:
+    assert action.result is not None
+    return b64decode(action.result.files[FETCHED])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_suite_ends_inside_exactly_as_outside(machine: Machine, runner: Path, tmp_path: Path, package: str) -> None:
+    sources = downloaded(package, runner, tmp_path)
+    expected = outside(sources)
+    with machine.client() as client:
+        cores = sum(node.capacity["cpu_milli"] for node in client.nodes().items) // 1000
+        unpack(client, sources, sources.name)
+        for width in (1, 2)[:cores]:
+            for options in ((), ("-p", "xdist.plugin", "-n", "auto")):
+                ended = run_suite(client, sources.name, *options, cores=width)
+                assert ended.outcome is Outcome.OK, ended.result and ended.result.stdout.text
+                assert outcomes(fetched(ended)) == expected, (width, options)
+        client.end_trajectory("packages", sources.name)
+
+
+def test_edit_test_patch_test_in_one_environment(machine: Machine, runner: Path, tmp_path: Path) -> None:
+    """What an agent does to a repository: its edit breaks a test, its patch mends it, and both stay."""
+    sources = downloaded(PACKAGES[0], runner, tmp_path)
+    edit = "sed -i.orig 's/^def identity(x):/&\\n    x = None/' toolz/functoolz.py"
+    with machine.client() as client:
+        unpack(client, sources, "chain")
+
+        def step(*argv: str) -> Action:
+            return client.run(task="packages", trajectory="chain", argv=argv, memory_mib=1024, disk_mib=128)
+
+        assert step("sh", "-c", edit).outcome is Outcome.OK
+        failing = run_suite(client, "chain", cores=1)
+        assert (failing.outcome, failing.result and failing.result.exit_code) == (Outcome.USER_ERROR, 1)
+        patch = "cd toolz && diff -u functoolz.py functoolz.py.orig | patch functoolz.py"
+        assert step("sh", "-c", patch).outcome is Outcome.OK
+        passing = run_suite(client, "chain", cores=1)
+        assert passing.outcome is Outcome.OK, passing
+        client.end_trajectory("packages", "chain")
