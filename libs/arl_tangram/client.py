@@ -14,8 +14,9 @@ import httpx
 from arl_tangram import operations
 from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Call, Operation, Pause, Reply
-from arl_tangram.options import ExecOptions, exec_action
+from arl_tangram.options import ExecOptions, exec_action, file_action
 from arl_wire.actions import Action, SubmitAction
+from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import NodeList
 from arl_wire.queues import Queue
@@ -107,16 +108,34 @@ class Tangram:
 
     def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
         """Write files into a trajectory's environment, making it if there is none yet."""
-        operations.expect_ok(self.run(_file_action(task, trajectory, files=files)))
+        operations.expect_ok(self.run(file_action(task, trajectory, files=files)))
 
     def get_files(self, task: str, trajectory: str, paths: Sequence[str]) -> dict[str, bytes]:
         """Files of a trajectory's environment; those that do not exist are left out."""
-        action = self.run(_file_action(task, trajectory, fetch=paths))
+        action = self.run(file_action(task, trajectory, fetch=paths))
         return operations.fetched_files(operations.expect_ok(action))
 
     def end_trajectory(self, task: str, trajectory: str) -> None:
         """Cancel what is left of it and end its environment."""
         self._run(operations.end_trajectory(task, trajectory, patience_s=self._patience_s))
+
+    def create_environment(self, wanted: CreateEnvironment) -> Environment:
+        """Before its first action; returns when it is there."""
+        return self._run(operations.create_environment(wanted, patience_s=self._patience_s))
+
+    def environment(self, id: UUID) -> Environment:
+        return self._run(operations.environment(id, patience_s=self._patience_s))
+
+    def environments(
+        self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
+    ) -> builtins.list[Environment]:
+        """Newest first, all pages; those that are gone, too, unless `state` says `live`."""
+        query = _query(task=task, trajectory=trajectory, state=state)
+        return self._run(operations.list_environments(query, patience_s=self._patience_s))
+
+    def end_environment(self, id: UUID) -> None:
+        """With all that is in it. What waits for it is cancelled."""
+        self._run(operations.end_environment(id, patience_s=self._patience_s))
 
     def nodes(self) -> NodeList:
         return self._run(operations.nodes(patience_s=self._patience_s))
@@ -232,14 +251,29 @@ class AsyncTangram:
         return await self._run(operations.cancel(id, patience_s=self._patience_s))
 
     async def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
-        operations.expect_ok(await self.run(_file_action(task, trajectory, files=files)))
+        operations.expect_ok(await self.run(file_action(task, trajectory, files=files)))
 
     async def get_files(self, task: str, trajectory: str, paths: Sequence[str]) -> dict[str, bytes]:
-        action = await self.run(_file_action(task, trajectory, fetch=paths))
+        action = await self.run(file_action(task, trajectory, fetch=paths))
         return operations.fetched_files(operations.expect_ok(action))
 
     async def end_trajectory(self, task: str, trajectory: str) -> None:
         await self._run(operations.end_trajectory(task, trajectory, patience_s=self._patience_s))
+
+    async def create_environment(self, wanted: CreateEnvironment) -> Environment:
+        return await self._run(operations.create_environment(wanted, patience_s=self._patience_s))
+
+    async def environment(self, id: UUID) -> Environment:
+        return await self._run(operations.environment(id, patience_s=self._patience_s))
+
+    async def environments(
+        self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
+    ) -> builtins.list[Environment]:
+        query = _query(task=task, trajectory=trajectory, state=state)
+        return await self._run(operations.list_environments(query, patience_s=self._patience_s))
+
+    async def end_environment(self, id: UUID) -> None:
+        await self._run(operations.end_environment(id, patience_s=self._patience_s))
 
     async def nodes(self) -> NodeList:
         return await self._run(operations.nodes(patience_s=self._patience_s))
@@ -302,13 +336,6 @@ def _action(action: SubmitAction | None, options: ExecOptions) -> SubmitAction:
     if action is not None and options:
         raise TypeError("give an action or options, not both")
     return action if action is not None else exec_action(**options)
-
-
-def _file_action(
-    task: str, trajectory: str, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
-) -> SubmitAction:
-    """Files go with an action that does nothing, so that they are as durable and ordered as any other."""
-    return exec_action(task=task, trajectory=trajectory, argv=["true"], files=files or {}, fetch=fetch, cpu=0.1)
 
 
 def _query(**given: str | None) -> dict[str, str | int]:

@@ -3,6 +3,7 @@
 The sync and the async client drive the same generators, so neither can drift from the other.
 """
 
+import json
 import random
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from arl_wire.actions import (
     WaitRequest,
     WaitResponse,
 )
+from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import NodeList
@@ -38,13 +40,17 @@ __all__ = [
     "Reply",
     "WaitTimeout",
     "cancel",
+    "create_environment",
     "create_key",
+    "end_environment",
     "end_trajectory",
+    "environment",
     "expect_ok",
     "fetched_files",
     "get",
     "limit_queue",
     "list_actions",
+    "list_environments",
     "list_keys",
     "list_queues",
     "nodes",
@@ -238,6 +244,37 @@ def end_trajectory(task: str, trajectory: str, *, patience_s: float) -> Operatio
     yield from _answered(call, patience_s)
 
 
+def create_environment(wanted: CreateEnvironment, *, patience_s: float) -> Operation[Environment]:
+    """One key for all tries, and tries until it is made: there is one environment."""
+    headers = {"idempotency-key": uuid4().hex}
+    while True:
+        call = Call(
+            method="POST",
+            path="/v1/environments",
+            query={"wait": WAIT_CHUNK_S},
+            body=wanted,
+            headers=headers,
+            timeout_s=WAIT_CHUNK_S + REPLY_MARGIN_S,
+        )
+        answer = json.loads((yield from _answered(call, patience_s)))
+        if "state" in answer and answer["state"] in list(EnvironmentState):
+            return Environment.model_validate(answer)
+
+
+def environment(id: UUID, *, patience_s: float) -> Operation[Environment]:
+    call = Call(method="GET", path=f"/v1/environments/{id}")
+    return Environment.model_validate_json((yield from _answered(call, patience_s)))
+
+
+def list_environments(query: Mapping[str, str | int], *, patience_s: float) -> Operation[list[Environment]]:
+    """Newest first, all pages."""
+    return (yield from _all_pages("/v1/environments", query, EnvironmentPage, patience_s))
+
+
+def end_environment(id: UUID, *, patience_s: float) -> Operation[None]:
+    yield from _answered(Call(method="DELETE", path=f"/v1/environments/{id}"), patience_s)
+
+
 def nodes(*, patience_s: float) -> Operation[NodeList]:
     call = Call(method="GET", path="/v1/admin/nodes")
     return NodeList.model_validate_json((yield from _answered(call, patience_s)))
@@ -251,16 +288,7 @@ def create_key(wanted: CreateKey) -> Operation[CreatedKey]:
 
 def list_keys(*, patience_s: float) -> Operation[list[Key]]:
     """Newest first, all pages."""
-    found: list[Key] = []
-    cursor: int | None = None
-    while True:
-        query = {"limit": 1000} | ({"cursor": cursor} if cursor is not None else {})
-        call = Call(method="GET", path="/v1/admin/keys", query=query)
-        page = KeyList.model_validate_json((yield from _answered(call, patience_s)))
-        found += page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return found
+    return (yield from _all_pages("/v1/admin/keys", {}, KeyList, patience_s))
 
 
 def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
@@ -270,16 +298,7 @@ def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
 
 def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
     """In order of their making, all pages."""
-    found: list[Queue] = []
-    cursor: int | None = None
-    while True:
-        query = {"limit": 1000} | ({"cursor": cursor} if cursor is not None else {})
-        call = Call(method="GET", path="/v1/admin/queues", query=query)
-        page = QueueList.model_validate_json((yield from _answered(call, patience_s)))
-        found += page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return found
+    return (yield from _all_pages("/v1/admin/queues", {}, QueueList, patience_s))
 
 
 def limit_queue(task: str, max_queued: int | None, *, patience_s: float) -> Operation[Queue]:
@@ -313,6 +332,17 @@ def _wait_once(
             Problem(title="Not found", status=404, code="not_found", detail=f"unknown actions: {_some(answer.unknown)}")
         )
     return answer
+
+
+def _all_pages(path: str, query: Mapping[str, str | int], page: type[Any], patience_s: float) -> Operation[list[Any]]:
+    found: list[Any] = []
+    asked: dict[str, str | int] = {**query, "limit": 1000}
+    while True:
+        read = page.model_validate_json((yield from _answered(Call(method="GET", path=path, query=asked), patience_s)))
+        found += read.items
+        if read.next_cursor is None:
+            return found
+        asked["cursor"] = read.next_cursor
 
 
 def _answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | None, bytes]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ExecOptions", "exec_action"]
+__all__ = ["ExecOptions", "exec_action", "file_action"]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -69,6 +69,19 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
         body["demand"]["cpu"] = {"min": cpu[0], "max": cpu[1]} if isinstance(cpu, tuple) else cpu
     if "parallel_fraction" in given:
         body["elasticity"] = {"model": "amdahl", "parallel_fraction": given["parallel_fraction"]}
+    return _checked(body)
+
+
+def file_action(
+    task: str, trajectory: str, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
+) -> SubmitAction:
+    """An action that runs nothing: its files are as durable and ordered as any other's."""
+    given = {path: _encoded(content) for path, content in (files or {}).items()}
+    body = {"task": task, "trajectory": trajectory, "files": given, "fetch": list(fetch)}
+    return _checked({**body, "kind": "environment.files", "environment": {"scope": "trajectory"}})
+
+
+def _checked(body: dict[str, Any]) -> SubmitAction:
     try:
         return SubmitAction.model_validate(body)
     except ValidationError as error:

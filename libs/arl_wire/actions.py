@@ -97,11 +97,11 @@ RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024),
 Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class CpuRange(_Strict):
+class CpuRange(Strict):
     """Cores, at least `min`, up to `max` when there are spare ones."""
 
     min: Cpu
@@ -114,7 +114,7 @@ class CpuRange(_Strict):
         return self
 
 
-class Demand(_Strict):
+class Demand(Strict):
     """What the action needs while it runs.
 
     Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a
@@ -131,14 +131,14 @@ class Demand(_Strict):
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
 
 
-class Amdahl(_Strict):
+class Amdahl(Strict):
     """d(k) = d(1) * ((1 - f) + f / k)."""
 
     model: Literal["amdahl"]
     parallel_fraction: float = Field(ge=0, le=1)
 
 
-class Table(_Strict):
+class Table(Strict):
     """Measured seconds by number of cores."""
 
     model: Literal["table"]
@@ -158,26 +158,32 @@ class Table(_Strict):
         return self
 
 
-class NoElasticity(_Strict):
+class NoElasticity(Strict):
     """More cores bring nothing."""
 
     model: Literal["none"]
 
 
-class EnvironmentRequest(_Strict):
+class EnvironmentRequest(Strict):
     """Where the action runs.
 
     `ephemeral`: fresh, gone afterwards. `trajectory`: made at the trajectory's first action and kept,
-    with files and processes, until the trajectory is ended or nothing used it for `idle_ttl_s`.
+    with files and processes, until the trajectory is ended or nothing used it for `idle_ttl_s`. An `id` names
+    one that is there already.
     """
 
+    id: UUID | None = Field(default=None, description="Of a living environment; instead of scope and trajectory")
     scope: Literal["ephemeral", "trajectory"] = "ephemeral"
     template: Literal["host"] = "host"
     idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
 
 
-class SubmitAction(_Strict):
-    """One bounded command or Python program."""
+class SubmitAction(Strict):
+    """One bounded command or Python program.
+
+    The other kinds run nothing and need no cores: `environment.create` makes the trajectory's environment,
+    `environment.files` writes `files` into it and returns those of `fetch`.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -195,7 +201,7 @@ class SubmitAction(_Strict):
         }
     )
 
-    kind: Literal["exec"] = "exec"
+    kind: Literal["exec", "environment.create", "environment.files"] = "exec"
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
     step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
@@ -237,16 +243,29 @@ class SubmitAction(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SubmitAction":
+        if self.kind == "exec":
+            self._runs_one_program()
+        elif self.argv is not None or self.source is not None or self.stdin or self.cwd is not None:
+            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no argv, source, stdin or cwd")
+        elif self.environment.scope != "trajectory" and self.environment.id is None:
+            raise ValueError(
+                f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"
+            )
+        if self.environment.id is not None:
+            if self.trajectory is not None or self.kind == "environment.create":
+                raise ValueError("environment.id says which environment; leave trajectory out")
+        elif self.environment.scope == "trajectory" and self.trajectory is None:
+            raise ValueError("environment.scope `trajectory` needs a trajectory")
+        return self
+
+    def _runs_one_program(self) -> None:
         if (self.argv is None) == (self.source is None):
             raise ValueError("give exactly one of argv and source")
         if self.argv is not None and not self.argv[0]:
             raise ValueError("argv.0 is empty; it names the program")
-        if self.environment.scope == "trajectory" and self.trajectory is None:
-            raise ValueError("environment.scope `trajectory` needs a trajectory")
-        return self
 
 
-class SubmitBatch(_Strict):
+class SubmitBatch(Strict):
     """Up to 1000 actions. Each is accepted or refused for itself."""
 
     actions: list[SubmitAction] = Field(min_length=1, max_length=1000)
@@ -332,7 +351,7 @@ class ActionPage(BaseModel):
     next_cursor: str | None = None
 
 
-class WaitRequest(_Strict):
+class WaitRequest(Strict):
     """Wait until any or all of these are settled."""
 
     ids: list[UUID] = Field(min_length=1, max_length=1000)

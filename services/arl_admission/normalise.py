@@ -103,11 +103,11 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
 
 
 def demand_of(action: SubmitAction) -> dict[str, int]:
-    """Minimum amounts in integers."""
+    """Minimum amounts in integers. What runs nothing needs no cores."""
     cpu = action.demand.cpu
     minimum = cpu.min if isinstance(cpu, CpuRange) else cpu
     return {
-        "cpu_milli": _milli(minimum),
+        "cpu_milli": _milli(minimum) if action.kind == "exec" else 0,
         "memory_mib": action.demand.memory_mib,
         "disk_mib": action.demand.disk_mib,
     }
@@ -119,7 +119,7 @@ def _milli(cores: float) -> int:
 
 def _elastic(action: SubmitAction) -> dict[str, Any] | None:
     cpu = action.demand.cpu
-    if not isinstance(cpu, CpuRange) or _milli(cpu.max) == _milli(cpu.min):
+    if action.kind != "exec" or not isinstance(cpu, CpuRange) or _milli(cpu.max) == _milli(cpu.min):
         return None
     return {
         "resource": "cpu_milli",

@@ -26,7 +26,7 @@ class CoreMap:
 
     def adopt(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
         """What an earlier life of this manager assigned."""
-        if cpu_milli % 1000 == 0:
+        if cpu_milli and cpu_milli % 1000 == 0:
             self._exclusive |= dict.fromkeys(cores, fence)
 
     def release(self, fence: Fence) -> None:

@@ -41,7 +41,10 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSpec:
-    """One attempt. Exactly one of `argv` and `source` is set."""
+    """One attempt. At most one of `argv` and `source` is set; without both only files are moved.
+
+    Then `env` is what every later attempt in the environment gets, too.
+    """
 
     fence: Fence
     environment: EnvironmentSpec

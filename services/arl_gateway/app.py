@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from arl_gateway.auth import Keys
+from arl_gateway.environment_routes import router as environment_router
+from arl_gateway.environments import Environments
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
@@ -43,11 +45,14 @@ def build(settings: GatewaySettings) -> FastAPI:
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
 
+    environments = Environments(store, actions)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.actions = actions
         app.state.keys = Keys(store, cache_s=settings.key_cache_s)
         app.state.key_admin = KeyAdmin(store, app.state.keys)
+        app.state.environments = environments
         app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
@@ -77,5 +82,6 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.description = DESCRIPTION
     app.state.drain = waiters.drain
     app.include_router(router)
+    app.include_router(environment_router)
     app.include_router(admin)
     return app

@@ -1,6 +1,7 @@
 """What the gateway reads, and its own writes: keys, projects and the audit log."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import literal_column, select, text
@@ -11,12 +12,14 @@ from arl_store.tx import ReadTx, Row, WriteTx
 __all__ = [
     "actions_by_id",
     "audit",
+    "environment",
     "insert_audit",
     "insert_key",
     "insert_project",
     "key_by_hash",
     "key_of_project",
     "list_actions",
+    "list_environments",
     "list_keys",
     "list_nodes",
     "list_queues",
@@ -132,6 +135,34 @@ ACTIONS_BY_ID = text("""
       left join action_results as r on r.id = a.id and r.id = any(cast(:ids as uuid[])) and a.state = 'settled'
      where a.id = any(cast(:ids as uuid[]))
 """)
+
+_ENVIRONMENT = """
+    select e.id, q.task, e.trajectory, n.name as node, e.template, e.memory_mib, e.disk_mib, e.pids, e.idle_ttl_s,
+           e.created_at, e.last_used_at, e.end_reason, coalesce(e.ended_at, e.lost_at) as gone_at, s.state,
+           e.delete_requested_at is not null as deleted
+      from environments as e
+      join queues as q on q.id = e.queue_id
+      join nodes as n on n.id = e.node_id,
+           lateral (select case when e.ended_at is not null then 'ended'
+                                when e.lost_at is not null then 'lost'
+                                when e.delete_requested_at is not null then 'ending'
+                                else 'live' end as state) as s
+     where e.project_id = :project_id
+"""
+
+ENVIRONMENT = text(_ENVIRONMENT + " and e.id = :id")
+
+LIST_ENVIRONMENTS = text(
+    _ENVIRONMENT
+    + """
+       and (cast(:task as text) is null or q.task = :task)
+       and (cast(:trajectory as text) is null or e.trajectory = :trajectory)
+       and (cast(:state as text) is null or s.state = :state)
+       and (cast(:at as timestamptz) is null or (e.created_at, e.id) < (:at, cast(:id as uuid)))
+     order by e.created_at desc, e.id desc
+     limit :limit
+    """
+)
 
 LIST_NODES = text("""
     select nodes.name, nodes.kind, nodes.driver, nodes.epoch, nodes.capacity::text as capacity, nodes.registered_at,
@@ -335,6 +366,26 @@ async def list_actions(
     if before is not None:
         statement = statement.where(actions.c.id < before)
     return await tx.fetch(statement.order_by(actions.c.id.desc()).limit(literal_column(str(int(limit)))))
+
+
+async def environment(tx: ReadTx, id: UUID, *, project_id: int) -> Row | None:
+    return await tx.first(ENVIRONMENT, {"id": id, "project_id": project_id})
+
+
+async def list_environments(
+    tx: ReadTx,
+    *,
+    project_id: int,
+    task: str | None,
+    trajectory: str | None,
+    state: str | None,
+    before: tuple[datetime, UUID] | None,
+    limit: int,
+) -> Sequence[Row]:
+    """Newest first."""
+    at, id = before or (None, None)
+    named = {"project_id": project_id, "task": task, "trajectory": trajectory, "state": state}
+    return await tx.fetch(LIST_ENVIRONMENTS, {**named, "at": at, "id": id, "limit": limit})
 
 
 async def list_nodes(tx: ReadTx, *, ttl_s: float) -> Sequence[Row]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from arl_core.states import State
 from arl_gateway.auth import Caller
 from arl_gateway.batch import SubmitBatch
+from arl_gateway.environments import Environments
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.service import Actions, Trace, is_known
@@ -108,10 +109,19 @@ async def _queue_admin(request: Request) -> QueueAdmin:
     return queues
 
 
-def _written(answer: BaseModel, response: Response, status: int = 200) -> Response:
+async def _environments(request: Request) -> Environments:
+    environments: Environments = request.app.state.environments
+    return environments
+
+
+def written(answer: BaseModel, response: Response, status: int = 200) -> Response:
     """Written by pydantic itself, with what dependencies put into the headers: on the paths that every action takes."""
     content = answer.model_dump_json(exclude_none=True)
     return Response(content, status, dict(response.headers), media_type="application/json")
+
+
+def trace_of(request: Request) -> Trace:
+    return Trace(current_traceparent.get(), request.headers.get("tracestate"))
 
 
 JSON_BODY = [Depends(_json_body)]
@@ -121,6 +131,7 @@ Admin = Annotated[Caller, Depends(may_administer)]
 AdminWriter = Annotated[Caller, Depends(_admin_writer)]
 Service = Annotated[Actions, Depends(_actions)]
 KeyService = Annotated[KeyAdmin, Depends(_key_admin)]
+EnvironmentService = Annotated[Environments, Depends(_environments)]
 QueueService = Annotated[QueueAdmin, Depends(_queue_admin)]
 KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait for the outcome")]
@@ -153,16 +164,18 @@ async def submit_action(
     body: SubmitAction,
     caller: Writer,
     actions: Service,
+    environments: EnvironmentService,
     request: Request,
     response: Response,
     wait: Wait = 0,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
-    trace = Trace(current_traceparent.get(), request.headers.get("tracestate"))
+    trace = trace_of(request)
+    body = await environments.named(body, caller)
     action = await actions.submit(body, caller, key=idempotency_key, trace=trace, wait_s=wait)
     response.headers["location"] = f"/v1/actions/{action.id}"
-    return _written(action, response, 200 if action.state is State.SETTLED else 202)
+    return written(action, response, 200 if action.state is State.SETTLED else 202)
 
 
 @router.post(
@@ -177,14 +190,16 @@ async def submit_actions(
     body: SubmitBatch,
     caller: Writer,
     actions: Service,
+    environments: EnvironmentService,
     request: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept up to 1000 actions; each has its own answer."""
-    trace = Trace(current_traceparent.get(), request.headers.get("tracestate"))
-    accepted = await actions.submit_batch(body.submissions(), caller, key=idempotency_key, trace=trace)
-    return _written(accepted, response, 202)
+    trace = trace_of(request)
+    submissions = await environments.each_named(body.submissions(), caller)
+    accepted = await actions.submit_batch(submissions, caller, key=idempotency_key, trace=trace)
+    return written(accepted, response, 202)
 
 
 @router.post(
@@ -196,7 +211,7 @@ async def submit_actions(
 )
 async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service, response: Response) -> Response:
     """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
-    return _written(await actions.wait(body, caller), response)
+    return written(await actions.wait(body, caller), response)
 
 
 @router.get(

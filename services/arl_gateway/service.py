@@ -18,7 +18,7 @@ from arl_kit.peers import Peers
 from arl_store.tx import Store
 from arl_wire.actions import Action, ActionPage, BatchAccepted, BatchItem, SubmitAction, WaitRequest, WaitResponse
 from arl_wire.audit import Audit
-from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, ValidationFailed, error_from
+from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from
 from arl_wire.internal import (
     AdmitAnswer,
     AdmitItem,
@@ -95,7 +95,7 @@ class Actions:
 
     async def submit_batch(
         self,
-        actions: Sequence[SubmitAction | ValidationFailed],
+        actions: Sequence[SubmitAction | TangramError],
         caller: Caller,
         *,
         key: str | None,
@@ -106,7 +106,7 @@ class Actions:
         answers: dict[int, _Admitted | BaseException] = {}
         futures: dict[int, asyncio.Future[_Admitted]] = {}
         for index, action in enumerate(actions):
-            if isinstance(action, ValidationFailed):
+            if isinstance(action, TangramError):
                 answers[index] = action
                 continue
             item_key = f"{checked}:{index}" if checked is not None else None

@@ -144,7 +144,11 @@ class _Agent:
             else:
                 self._refuse(str(error))
         else:
-            self._launch(header, source, cwd, (stdin, stdout, stderr))
+            if header["runs"]:
+                self._launch(header, source, cwd, (stdin, stdout, stderr))
+            else:
+                message = self._files.send(header["fetch"], self._channel)
+                self._channel.send({"op": "exited", "status": 0, "message": message})
         for fd in (stdin, stdout, stderr):
             os.close(fd)
 

@@ -23,6 +23,8 @@ __all__ = ["Environment"]
 
 _SETUP_LIMIT_S = 30.0
 _KILL_STAGE_S = 3.0
+_AGENT_MILLI = 1000
+"""What the agent itself may use where the attempt runs nothing."""
 
 
 class Environment:
@@ -42,6 +44,8 @@ class Environment:
         self.is_ending = False
         self._is_ready = False
         self._loss: str | None = None
+        self._variables: dict[str, str] = {}
+        """Of every action in it."""
         self._usage: Usage | None = None
         """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
@@ -168,7 +172,7 @@ class Environment:
     def _start(self, attempt: Attempt) -> None:
         spec = attempt.spec
         try:
-            self._cell.group.grant(cpu_milli=spec.cpu_milli, cores=spec.cores)
+            self._cell.group.grant(cpu_milli=spec.cpu_milli or _AGENT_MILLI, cores=spec.cores)
             if self._host.tree is None and self._cell.pid is not None:
                 first = self._host.driver.first_process(self._cell.pid)
                 os.sched_setaffinity(first, spec.cores or os.sched_getaffinity(0))
@@ -183,9 +187,14 @@ class Environment:
 
     def _send_start(self, attempt: Attempt) -> None:
         spec = attempt.spec
+        runs = spec.argv is not None or spec.source is not None
+        if not runs and spec.env:
+            self._variables = dict(spec.env)
+        ours = _environment_variables(self._host.base_prefix, self._workspace(), spec.cpu_milli)
         header = {
+            "runs": runs,
             "argv": spec.argv,
-            "env": {**_environment_variables(self._host.base_prefix, self._workspace(), spec.cpu_milli), **spec.env},
+            "env": {**ours, **self._variables, **spec.env},
             "cwd": spec.cwd,
             "fetch": spec.fetch,
             "files": list(spec.files),

@@ -81,8 +81,8 @@ class Node:
         if spec.environment.template not in _TEMPLATES:
             self._refuse(spec, "setup_failed", f"this node has no template {spec.environment.template!r}")
             return
-        if (spec.argv is None) == (spec.source is None) or spec.argv == ():
-            self._refuse(spec, "setup_failed", "exactly one of argv and source must be given")
+        if (spec.argv is not None and spec.source is not None) or spec.argv == ():
+            self._refuse(spec, "setup_failed", "at most one of argv and source must be given")
             return
         environment = self._persistent.get(spec.environment.id)
         if environment is not None and (environment.attempt is not None or environment.is_ending):

@@ -1,0 +1,225 @@
+"""Persistent environments by their ids: made and given files by actions, ended by a wish, read from rows."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from uuid import UUID
+
+from arl_core.states import Outcome
+from arl_gateway import repository
+from arl_gateway.auth import Caller
+from arl_gateway.service import Actions, Trace
+from arl_kit.ids import uuid7
+from arl_store.tx import Row, Store
+from arl_wire.actions import Action, Demand, EnvironmentRequest, SubmitAction
+from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
+from arl_wire.errors import BadRequest, Conflict, FieldError, NotFound, TangramError, TooLarge, Unavailable
+
+__all__ = ["Environments"]
+
+FILES_WAIT_S = 55.0
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+class Environments:
+    def __init__(self, store: Store, actions: Actions) -> None:
+        self._store = store
+        self._actions = actions
+
+    async def create(
+        self, body: CreateEnvironment, caller: Caller, *, key: str | None, trace: Trace, wait_s: float
+    ) -> Environment | Action:
+        """The environment, or the action that makes it where that takes longer. Raises `Conflict` for a taken name."""
+        trajectory = body.trajectory or _name_for(key)
+        if key is None and await self._find(caller, task=body.task, trajectory=trajectory) is not None:
+            raise _taken(trajectory)
+        action = SubmitAction(
+            kind="environment.create",
+            task=body.task,
+            trajectory=trajectory,
+            environment=EnvironmentRequest(scope="trajectory", template=body.template, idle_ttl_s=body.idle_ttl_s),
+            demand=Demand(memory_mib=body.memory_mib, disk_mib=body.disk_mib, pids=body.pids),
+            env=body.env,
+            files=_encoded(body.files),
+            labels=body.labels,
+        )
+        made = await self._actions.submit(action, caller, key=key, trace=trace, wait_s=wait_s)
+        if made.settled_at is None:
+            return made
+        row = await self._find(caller, task=body.task, trajectory=trajectory)
+        if made.outcome is not Outcome.OK or row is None:
+            raise Conflict(f"the environment was not made: {made.outcome} ({made.message or made.reason})")
+        if row.created_at < made.created_at:
+            raise _taken(trajectory)
+        return _shown(row)
+
+    async def get(self, id: UUID, caller: Caller) -> Environment:
+        return _shown(await self._row(id, caller))
+
+    async def list(
+        self,
+        caller: Caller,
+        *,
+        task: str | None,
+        trajectory: str | None,
+        state: EnvironmentState | None,
+        cursor: str | None,
+        limit: int,
+    ) -> EnvironmentPage:
+        before = _cursor(cursor)
+        async with self._store.read() as tx:
+            rows = await repository.list_environments(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=state,
+                before=before,
+                limit=limit + 1,
+            )
+        items = [_shown(row) for row in rows[:limit]]
+        return EnvironmentPage(items=items, next_cursor=_cursor_of(items[-1]) if len(rows) > limit else None)
+
+    async def end(self, id: UUID, caller: Caller) -> None:
+        """With its trajectory's actions. Nothing, if its name belongs to another one by now."""
+        row = await self._row(id, caller)
+        if not row.deleted:
+            await self._actions.end_trajectory(row.task, row.trajectory, caller)
+
+    async def write(self, id: UUID, path: str, content: bytes, caller: Caller, *, trace: Trace) -> None:
+        """Returns when it is written. Raises `Conflict` where the environment cannot take it."""
+        await self._move(id, caller, trace, files={path: content}, fetch=[])
+
+    async def read(self, id: UUID, path: str, caller: Caller, *, trace: Trace) -> bytes:
+        settled = await self._move(id, caller, trace, files={}, fetch=[path])
+        assert settled.result is not None
+        content = settled.result.files.get(path)
+        if content is not None:
+            return b64decode(content)
+        if settled.message:
+            raise TooLarge(settled.message)
+        raise NotFound(f"there is no file {path!r} in environment {id}")
+
+    async def named(self, action: SubmitAction, caller: Caller) -> SubmitAction:
+        """With the trajectory of the environment that it names by id."""
+        if action.environment.id is None:
+            return action
+        row = await self._live(action.environment.id, caller)
+        if row.task != action.task:
+            message = f"belongs to task {row.task!r}"
+            raise Conflict(
+                f"environment {row.id} {message}", errors=[FieldError(field="environment.id", message=message)]
+            )
+        environment = action.environment.model_copy(update={"id": None, "scope": "trajectory"})
+        return action.model_copy(update={"environment": environment, "trajectory": row.trajectory})
+
+    async def each_named(
+        self, actions: Sequence[SubmitAction | TangramError], caller: Caller
+    ) -> Sequence[SubmitAction | TangramError]:
+        """As `named`; one that names no environment of the caller's is refused alone."""
+        named: list[SubmitAction | TangramError] = []
+        for action in actions:
+            try:
+                named.append(action if isinstance(action, TangramError) else await self.named(action, caller))
+            except TangramError as refused:
+                named.append(refused)
+        return named
+
+    async def _move(
+        self, id: UUID, caller: Caller, trace: Trace, *, files: dict[str, bytes], fetch: Sequence[str]
+    ) -> Action:
+        row = await self._live(id, caller)
+        action = SubmitAction(
+            kind="environment.files",
+            task=row.task,
+            trajectory=row.trajectory,
+            environment=EnvironmentRequest(scope="trajectory"),
+            files=_encoded(files),
+            fetch=list(fetch),
+        )
+        settled = await self._actions.submit(action, caller, key=None, trace=trace, wait_s=FILES_WAIT_S)
+        if settled.settled_at is None:
+            await self._actions.cancel(settled.id, caller)
+            raise Unavailable(f"environment {id} is busy with other actions; try again", retry_after_s=5)
+        if settled.outcome is not Outcome.OK:
+            raise Conflict(f"environment {id}: {settled.outcome} ({settled.message or settled.reason})")
+        return settled
+
+    async def _live(self, id: UUID, caller: Caller) -> Row:
+        row = await self._row(id, caller)
+        if row.state != EnvironmentState.LIVE:
+            message = f"is {row.state}" + (f" ({row.end_reason})" if row.end_reason else "")
+            raise Conflict(f"environment {id} {message}", errors=[FieldError(field="environment.id", message=message)])
+        return row
+
+    async def _row(self, id: UUID, caller: Caller) -> Row:
+        async with self._store.read() as tx:
+            row = await repository.environment(tx, id, project_id=caller.project_id)
+        if row is None:
+            raise NotFound(f"there is no environment {id}")
+        return row
+
+    async def _find(self, caller: Caller, *, task: str, trajectory: str) -> Row | None:
+        async with self._store.read() as tx:
+            rows = await repository.list_environments(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=EnvironmentState.LIVE,
+                before=None,
+                limit=1,
+            )
+        return rows[0] if rows else None
+
+
+def _encoded(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {path: b64encode(content) for path, content in files.items()}
+
+
+def _name_for(key: str | None) -> str:
+    """The same for a repeated request."""
+    return f"environment-{uuid7() if key is None else blake2b(key.encode(), digest_size=16).hexdigest()}"
+
+
+def _taken(trajectory: str) -> Conflict:
+    message = f"trajectory {trajectory!r} has an environment already; end it first"
+    return Conflict(message, errors=[FieldError(field="trajectory", message=message)])
+
+
+def _shown(row: Row) -> Environment:
+    return Environment(
+        id=row.id,
+        task=row.task,
+        trajectory=row.trajectory,
+        state=row.state,
+        end_reason=row.end_reason,
+        node=row.node,
+        template=row.template,
+        memory_mib=row.memory_mib,
+        disk_mib=row.disk_mib,
+        pids=row.pids,
+        idle_ttl_s=row.idle_ttl_s,
+        created_at=row.created_at,
+        last_used_at=row.last_used_at,
+        gone_at=row.gone_at,
+    )
+
+
+def _cursor_of(last: Environment) -> str:
+    return f"{(last.created_at - EPOCH) // MICROSECOND}.{last.id}"
+
+
+def _cursor(cursor: str | None) -> tuple[datetime, UUID] | None:
+    if cursor is None:
+        return None
+    at, _, id = cursor.partition(".")
+    try:
+        return EPOCH + int(at) * MICROSECOND, UUID(id)
+    except (ValueError, OverflowError):
+        message = "is not a cursor of this list; take it from next_cursor"
+        raise BadRequest(
+            f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
+        ) from None

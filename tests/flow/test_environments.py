@@ -1,0 +1,162 @@
+"""Environments by their ids: made before their first action, given files, used, listed, ended."""
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from support.postgres import Databases
+from support.system import System, running_system
+
+SMALL = {"task": "t", "memory_mib": 64, "disk_mib": 8}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, driver="namespaces", cores=1) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    async with system.client() as api:
+        yield api
+
+
+async def made(api: httpx.AsyncClient, **wanted: Any) -> dict[str, Any]:
+    answer = await api.post("/v1/environments", json=SMALL | wanted)
+    assert answer.status_code == 201, answer.text
+    environment: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/v1/environments/{environment['id']}"
+    return environment
+
+
+async def run(api: httpx.AsyncClient, **action: Any) -> dict[str, Any]:
+    body = {"task": "t", "demand": {"cpu": 0.1, "memory_mib": 64, "disk_mib": 8}} | action
+    answer = await api.post("/v1/actions", params={"wait": 30}, json=body)
+    assert answer.status_code == 200, answer.text
+    settled: dict[str, Any] = answer.json()
+    return settled
+
+
+async def test_it_is_there_before_its_first_action_with_its_files_and_variables(api: httpx.AsyncClient) -> None:
+    files = {"src/a.txt": b64encode(b"hello").decode()}
+    environment = await made(api, env={"GREETING": "hi", "LANG": "C"}, files=files)
+    assert (environment["state"], environment["memory_mib"], environment["disk_mib"]) == ("live", 64, 8)
+    script = "cat src/a.txt; echo $GREETING $LANG"
+    settled = await run(api, argv=["sh", "-c", script], environment={"id": environment["id"]}, env={"LANG": "POSIX"})
+    assert settled["result"]["stdout"]["text"] == "hellohi POSIX\n"
+    assert settled["trajectory"] == environment["trajectory"]
+
+
+async def test_it_needs_no_cores(api: httpx.AsyncClient) -> None:
+    """The node's only core is taken."""
+    busy = (await api.post("/v1/actions", json={"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 1}})).json()
+    while (await api.get(f"/v1/actions/{busy['id']}")).json()["state"] != "running":
+        await api.get(f"/v1/actions/{busy['id']}", params={"wait": 0.2})
+    environment = await made(api)
+    path = f"/v1/environments/{environment['id']}/files/x"
+    assert (await api.put(path, content=b"1")).status_code == 204
+    assert (await api.get(f"/v1/actions/{busy['id']}")).json()["state"] == "running"
+    await api.delete(f"/v1/actions/{busy['id']}")
+
+
+async def test_any_bytes_go_in_and_come_out(api: httpx.AsyncClient) -> None:
+    environment = await made(api)
+    path = f"/v1/environments/{environment['id']}/files/a/b c/ü.bin"
+    content = bytes(range(256)) * 5000
+    assert (await api.put(path, content=content)).status_code == 204
+    answer = await api.get(path)
+    assert (answer.status_code, answer.content == content) == (200, True)
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("missing", 404), ("..%2F..%2Fetc%2Fpasswd", 422), ("%2Fetc%2Fpasswd", 422), ("a%00b", 422)]
+)
+async def test_a_file_that_cannot_be_read_is_a_problem(api: httpx.AsyncClient, path: str, status: int) -> None:
+    environment = await made(api)
+    answer = await api.get(f"/v1/environments/{environment['id']}/files/{path}")
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+
+
+async def test_a_file_that_does_not_fit_is_a_problem_and_the_environment_stays(api: httpx.AsyncClient) -> None:
+    environment = await made(api, disk_mib=1)
+    path = f"/v1/environments/{environment['id']}/files/big"
+    answer = await api.put(path, content=b"x" * (2 << 20))
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert "disk" in answer.json()["detail"]
+    answer = await api.put(path, content=b"x" * (9 << 20))
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert (await api.put(path, content=b"small")).status_code == 204
+
+
+async def test_a_name_is_taken_once(api: httpx.AsyncClient) -> None:
+    await made(api, trajectory="mine")
+    answer = await api.post("/v1/environments", json=SMALL | {"trajectory": "mine"})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "trajectory")
+
+
+async def test_a_repeated_request_makes_one(api: httpx.AsyncClient) -> None:
+    key = {"Idempotency-Key": uuid4().hex}
+    first, second = [await api.post("/v1/environments", json=SMALL, headers=key) for _ in range(2)]
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.json()["id"] == second.json()["id"]
+
+
+async def test_the_list_has_pages_and_filters(api: httpx.AsyncClient) -> None:
+    ids = [(await made(api, task="listed"))["id"] for _ in range(3)]
+    await api.delete(f"/v1/environments/{ids[1]}")
+    seen: list[str] = []
+    query: dict[str, Any] = {"task": "listed", "limit": 2}
+    while True:
+        page = (await api.get("/v1/environments", params=query)).json()
+        seen += [each["id"] for each in page["items"]]
+        if "next_cursor" not in page:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert seen == ids[::-1]
+    live = (await api.get("/v1/environments", params={"task": "listed", "state": "live"})).json()["items"]
+    assert [each["id"] for each in live] == [ids[2], ids[0]]
+    assert (await api.get("/v1/environments", params={"cursor": "x"})).status_code == 400
+
+
+async def test_what_ended_is_gone_and_says_so(api: httpx.AsyncClient) -> None:
+    environment = await made(api, trajectory="over")
+    path = f"/v1/environments/{environment['id']}"
+    assert (await api.delete(path)).status_code == 204
+    while (ended := (await api.get(path)).json())["state"] != "ended":
+        assert ended["state"] == "ending"
+    assert ended["end_reason"] == "deleted"
+    assert (await api.delete(path)).status_code == 204
+    again = await made(api, trajectory="over")
+    assert again["id"] != environment["id"]
+    assert (await api.delete(path)).status_code == 204, "it ends the one it names, and that is over"
+    assert (await api.get(f"/v1/environments/{again['id']}")).json()["state"] == "live"
+
+
+async def test_in_a_batch_an_unknown_id_is_refused_alone(api: httpx.AsyncClient) -> None:
+    environment = await made(api)
+    good = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
+    good["demand"] = {"memory_mib": 64, "disk_mib": 8}
+    bad = good | {"environment": {"id": str(uuid4())}}
+    other = good | {"task": "other"}
+    items = (await api.post("/v1/actions:batch", json={"actions": [good, bad, other]})).json()["items"]
+    codes = [item.get("problem", {}).get("code") for item in items]
+    assert codes == [None, "not_found", "conflict"]
+
+
+async def test_an_id_that_is_gone_is_no_new_environment(api: httpx.AsyncClient) -> None:
+    environment = await made(api)
+    path = f"/v1/environments/{environment['id']}"
+    await api.delete(path)
+    body = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
+    answer = await api.post("/v1/actions", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "environment.id")
+    assert (await api.put(f"{path}/files/x", content=b"1")).status_code == 409
