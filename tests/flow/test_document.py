@@ -110,7 +110,7 @@ WITH_BODY = [
     pytest.param(method, path, id=operation["operationId"])
     for path, item in DOCUMENT["paths"].items()
     for method, operation in item.items()
-    if "requestBody" in operation
+    if "application/json" in operation.get("requestBody", {}).get("content", {})
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from arl_tangram import NotFound, Outcome, Tangram, Unauthenticated, WaitTimeout, exec_action
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
 from arl_tangram.connection import resolve
+from arl_wire.environments import CreateEnvironment
 from support.builders import numbered
 from support.machine import Machine, a_machine
 
@@ -120,6 +122,19 @@ class TestSdk:
                 "c": "é".encode(),
             }
             tangram.end_trajectory("t", "files")
+
+    async def test_an_environment_is_made_listed_and_ended_by_either_client(self, machine: Machine) -> None:
+        wanted = CreateEnvironment(task="kept", memory_mib=64, disk_mib=8, files={"a": b64encode(b"1")})
+        with machine.client() as tangram:
+            first = tangram.create_environment(wanted)
+        async with machine.async_client() as tangram:
+            second = await tangram.create_environment(wanted)
+            assert {each.id for each in await tangram.environments(task="kept")} == {first.id, second.id}
+            assert await tangram.get_files("kept", first.trajectory, ["a"]) == {"a": b"1"}
+        listed = machine.cli("environments", "list", "--task", "kept").stdout
+        assert all(str(each.id) in listed for each in (first, second))
+        machine.cli("environments", "end", str(first.id), str(second.id))
+        assert machine.cli("environments", "list", "--task", "kept").stdout == ""
 
     def test_a_cancelled_action_ends_as_cancelled(self, machine: Machine) -> None:
         with machine.client() as tangram:

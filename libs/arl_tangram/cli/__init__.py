@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from arl_tangram.cli import actions, audit, bench, demo, doctor, keys, lifecycle, logs, queues
+from arl_tangram.cli import actions, audit, bench, demo, doctor, environments, keys, lifecycle, logs, queues
 from arl_tangram.cli.output import EXIT_FAILED
 
 __all__ = ["app", "main"]
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (lifecycle, logs, doctor, audit, actions, keys, queues, demo, bench):
+for module in (lifecycle, logs, doctor, audit, actions, environments, keys, queues, demo, bench):
     module.register(app)
 
 
