@@ -1,9 +1,9 @@
 """Bodies of the hops between services. Not public: they may change with any version."""
 
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import Problem
@@ -22,6 +22,10 @@ __all__ = [
     "GrantBody",
     "LimitQueue",
     "QueuedAction",
+    "ResizeAnswer",
+    "ResizeBatch",
+    "ResizeBody",
+    "ResizeResponse",
     "WishAnswer",
 ]
 
@@ -96,6 +100,7 @@ class GrantBody(BaseModel):
     grant_no: int
     amounts: dict[str, int]
     environment_id: UUID | None = None
+    amounts_seq: int = 0
 
 
 class GrantBatch(BaseModel):
@@ -103,6 +108,44 @@ class GrantBatch(BaseModel):
 
     node_epoch: UUID
     grants: list[GrantBody]
+
+
+class ResizeBody(BaseModel):
+    """New cores for a running action. Only one with a higher `amounts_seq` than the last changes anything."""
+
+    id: UUID
+    grant_no: int
+    cpu_milli: int = Field(ge=1)
+    amounts_seq: int = Field(ge=1)
+
+
+class ResizeBatch(BaseModel):
+    node_epoch: UUID
+    resizes: list[ResizeBody]
+
+
+class ResizeAnswer(BaseModel):
+    """What became of one resize.
+
+    `done`: it holds, and what a shrink gave back is free. `stale`: another one came before. `full`: a growth beyond
+    what is free; it has what it had. `absent`: this fence does not run here, or is being ended.
+    """
+
+    id: UUID
+    grant_no: int
+    status: Literal["done", "stale", "full", "absent"]
+    cpu_milli: int | None = None
+    """What the action has now; None where it is absent."""
+    amounts_seq: int | None = None
+    """The resize that this came from; 0 for the grant itself."""
+    free_cpu_milli: int
+    """Of the node, for others and for a growth."""
+
+
+class ResizeResponse(BaseModel):
+    """In the order of the request, sent once all of it holds."""
+
+    answers: list[ResizeAnswer]
 
 
 class CancelWish(BaseModel):

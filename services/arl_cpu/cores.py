@@ -1,36 +1,121 @@
 """Which cores an action gets. Whole-core amounts are exclusive among themselves."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nsmallest
 
 from arl_core.fence import Fence
 
-__all__ = ["CoreMap"]
+__all__ = ["CoreMap", "choose"]
+
+
+def choose(
+    count: int,
+    candidates: Collection[int],
+    *,
+    nodes: Mapping[int, int],
+    keep: Collection[int] = (),
+    load: Mapping[int, int] | None = None,
+) -> tuple[int, ...]:
+    """`count` of the candidates, or all where there are fewer.
+
+    Those to keep come first, then cores of their NUMA nodes, then as few further nodes as possible: the fullest one
+    that has enough. Inside a node the least loaded come first, then the highest numbers.
+    """
+    load = load or {}
+
+    def order(core: int) -> tuple[bool, int, int]:
+        return core not in keep, load.get(core, 0), -core
+
+    by_node: dict[int, list[int]] = {}
+    for core in candidates:
+        by_node.setdefault(nodes.get(core, 0), []).append(core)
+    if len(by_node) == 1:
+        return tuple(sorted(nsmallest(count, candidates, key=order)))
+    for cores in by_node.values():
+        cores.sort(key=order)
+
+    def rank(node: int) -> tuple[int, bool, int, int, int]:
+        cores = by_node[node]
+        kept = sum(core in keep for core in cores)
+        if len(cores) < count:
+            return -kept, True, 0, -len(cores), node
+        return -kept, False, sum(load.get(core, 0) for core in cores[:count]), len(cores), node
+
+    in_order = [core for node in sorted(by_node, key=rank) for core in by_node[node]]
+    return tuple(sorted(sorted(in_order, key=lambda core: core not in keep)[:count]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A fraction's cores, and what it takes of each."""
+
+    cores: tuple[int, ...]
+    milli_each: int
 
 
 class CoreMap:
-    """Amounts of whole cores get cores of their own; a fraction floats over what is not exclusive."""
+    """Amounts of whole cores get cores of their own; a fraction gets as many as it can use at once, and shares them."""
 
-    def __init__(self, cores: Iterable[int]) -> None:
+    def __init__(self, cores: Iterable[int], nodes: Mapping[int, int] | None = None) -> None:
         self._cores = tuple(cores)
+        self._nodes = nodes or {}
         self._exclusive: dict[int, Fence] = {}
+        self._shares: dict[Fence, _Share] = {}
+        self._load = dict.fromkeys(self._cores, 0)
+        """What fractions take of each core."""
 
     def assign(self, fence: Fence, cpu_milli: int) -> tuple[int, ...]:
-        """The caller made sure that the amounts fit, so there are always enough cores."""
-        if cpu_milli % 1000:
-            return self._not_exclusive() or self._cores
-        free = self._not_exclusive()
-        chosen = free[-(cpu_milli // 1000) :] if cpu_milli else ()
-        for core in chosen:
-            self._exclusive[core] = fence
-        return chosen or free or self._cores
+        """The caller made sure that the amounts fit, so there are always enough cores.
+
+        What the fence has already stays its own beside the new ones, until `keep_only` says which of them it uses.
+        """
+        had = self.cores_of(fence)
+        self._unshare(fence)
+        if _is_whole(cpu_milli):
+            had = tuple(core for core in had if not self._load[core])
+        candidates = [core for core in self._cores if self._exclusive.get(core, fence) == fence]
+        chosen = choose(_width(cpu_milli), candidates or self._cores, nodes=self._nodes, keep=had, load=self._load)
+        self._hold(fence, chosen, cpu_milli)
+        return chosen
+
+    def cores_of(self, fence: Fence) -> tuple[int, ...]:
+        """Every core that it holds: its own ones, or those that it shares."""
+        own = {core for core, holder in self._exclusive.items() if holder == fence}
+        return tuple(sorted(own.union(self._shares[fence].cores if fence in self._shares else ())))
 
     def adopt(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
         """What an earlier life of this manager assigned."""
-        if cpu_milli and cpu_milli % 1000 == 0:
-            self._exclusive |= dict.fromkeys(cores, fence)
+        self._hold(fence, tuple(cores), cpu_milli)
+
+    def keep_only(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
+        """The fence runs on these, and on no other core that it had."""
+        self.release(fence)
+        self._hold(fence, tuple(cores), cpu_milli)
 
     def release(self, fence: Fence) -> None:
         self._exclusive = {core: holder for core, holder in self._exclusive.items() if holder != fence}
+        self._unshare(fence)
 
-    def _not_exclusive(self) -> tuple[int, ...]:
-        return tuple(core for core in self._cores if core not in self._exclusive)
+    def _hold(self, fence: Fence, cores: tuple[int, ...], cpu_milli: int) -> None:
+        if _is_whole(cpu_milli):
+            self._exclusive |= dict.fromkeys(cores, fence)
+        elif cores:
+            self._unshare(fence)
+            share = self._shares[fence] = _Share(cores, cpu_milli // len(cores))
+            for core in cores:
+                self._load[core] = self._load.get(core, 0) + share.milli_each
+
+    def _unshare(self, fence: Fence) -> None:
+        if (share := self._shares.pop(fence, None)) is None:
+            return
+        for core in share.cores:
+            self._load[core] -= share.milli_each
+
+
+def _is_whole(cpu_milli: int) -> bool:
+    return cpu_milli > 0 and cpu_milli % 1000 == 0
+
+
+def _width(cpu_milli: int) -> int:
+    return max(1, -(-cpu_milli // 1000))

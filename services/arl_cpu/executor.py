@@ -20,6 +20,7 @@ __all__ = [
     "Executor",
     "ExecutorState",
     "Report",
+    "Resize",
     "RunningAttempt",
     "Stream",
 ]
@@ -58,9 +59,22 @@ class ExecSpec:
     timeout_s: float
     cpu_milli: int
     cores: tuple[int, ...]
-    """Cores the attempt may use: exclusive ones for whole-core amounts, the shared set for a fraction."""
+    """Cores the attempt may use: its own for whole-core amounts, shared ones for a fraction."""
+    widest_cpu_milli: int = 0
+    """The most that a resize may bring; thread pools are sized for it at the start."""
+    amounts_seq: int = 0
     output_keep_bytes: int = 1 << 20
     output_kill_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """Other cores for a running attempt. One of a lower or equal `amounts_seq` is an older copy and changes nothing."""
+
+    fence: Fence
+    cpu_milli: int
+    cores: tuple[int, ...]
+    amounts_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +137,13 @@ class Capability:
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """An attempt that still runs, where, and on which cores."""
+    """An attempt that still runs, where, and with what."""
 
     fence: Fence
     environment: UUID
     cores: tuple[int, ...]
+    cpu_milli: int
+    amounts_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +166,13 @@ class Executor(Protocol):
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
         """Hand attempts over. Each ends in exactly one `Report`, a failed set-up too."""
+
+    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
+        """Give running attempts other cores, without a restart; answered once they hold.
+
+        The fences that run here, each with what its highest `amounts_seq` said. One that does not come back has ended,
+        or could not be changed and has what it had.
+        """
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End running attempts; each still reports, as `cancelled` unless it had ended by then."""

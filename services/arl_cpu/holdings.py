@@ -1,6 +1,7 @@
 """What this node holds right now: attempts, the amounts and cores they have, and its persistent environments."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from arl_core.fence import Fence
@@ -8,7 +9,7 @@ from arl_core.ledger import Ledger, fits
 from arl_core.model import Amounts, action_part, environment_part
 from arl_cpu.cores import CoreMap
 
-__all__ = ["Attempt", "Holdings"]
+__all__ = ["Attempt", "Change", "Holdings"]
 
 _NODE = 0
 
@@ -19,15 +20,35 @@ class Attempt:
     amounts: Amounts
     environment: UUID | None
     """A persistent one; None for an ephemeral one, which the attempt's own amounts include."""
+    amounts_seq: int = 0
+    """The last resize that was confirmed."""
+
+    @property
+    def cpu_milli(self) -> int:
+        return self.amounts.get("cpu_milli", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A resize that was begun. What the attempt had and what it shall have are both held until its end is known."""
+
+    before: Attempt
+    cores_before: tuple[int, ...]
+    cpu_milli: int
+    cores: tuple[int, ...]
+
+    @property
+    def fence(self) -> Fence:
+        return self.before.fence
 
 
 class Holdings:
     """The manager's last word on capacity. Nothing here waits, so no two takes interleave."""
 
-    def __init__(self, capacity: Amounts, cores: tuple[int, ...]) -> None:
+    def __init__(self, capacity: Amounts, cores: tuple[int, ...], nodes: Mapping[int, int] | None = None) -> None:
         self._ledger = Ledger()
         self._ledger.set_capacity(_NODE, capacity)
-        self._core_map = CoreMap(cores)
+        self._core_map = CoreMap(cores, nodes)
         self._attempts: dict[Fence, Attempt] = {}
         self._busy: dict[UUID, Fence] = {}
         self._homes: set[UUID] = set()
@@ -76,10 +97,36 @@ class Holdings:
     def readopt(self, attempt: Attempt, cores: tuple[int, ...]) -> None:
         """It runs, so it holds, whatever our arithmetic says."""
         self._hold(attempt)
-        self._core_map.adopt(attempt.fence, cores, attempt.amounts.get("cpu_milli", 0))
+        self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
 
     def assign_cores(self, attempt: Attempt) -> tuple[int, ...]:
-        return self._core_map.assign(attempt.fence, attempt.amounts.get("cpu_milli", 0))
+        return self._core_map.assign(attempt.fence, attempt.cpu_milli)
+
+    def has_cores(self, fence: Fence) -> bool:
+        """Whether it was handed to the executor."""
+        return bool(self._core_map.cores_of(fence))
+
+    def begin_resize(self, attempt: Attempt, cpu_milli: int) -> Change | None:
+        """Take what it shall have beside what it has; None where that much is not free."""
+        if cpu_milli - attempt.cpu_milli > self.free.get("cpu_milli", 0):
+            return None
+        before = self._core_map.cores_of(attempt.fence)
+        cores = self._core_map.assign(attempt.fence, cpu_milli)
+        if cpu_milli > attempt.cpu_milli:
+            self._change(attempt, cpu_milli)
+        return Change(before=attempt, cores_before=before, cpu_milli=cpu_milli, cores=cores)
+
+    def finish_resize(self, change: Change, *, amounts_seq: int) -> None:
+        """It was confirmed: what the attempt no longer has is free. Nothing where it has ended meanwhile."""
+        if change.fence in self._attempts:
+            self._change(replace(change.before, amounts_seq=amounts_seq), change.cpu_milli)
+            self._core_map.keep_only(change.fence, change.cores, change.cpu_milli)
+
+    def undo_resize(self, change: Change) -> None:
+        """It did not happen."""
+        if change.fence in self._attempts:
+            self._change(change.before, change.before.cpu_milli)
+            self._core_map.keep_only(change.fence, change.cores_before, change.before.cpu_milli)
 
     def recorded(self, environment: UUID | None) -> None:
         """The environment's row is committed."""
@@ -116,6 +163,12 @@ class Holdings:
 
     def stop_ending(self, environments: frozenset[UUID]) -> None:
         self._ending -= environments
+
+    def _change(self, attempt: Attempt, cpu_milli: int) -> None:
+        changed = replace(attempt, amounts={**attempt.amounts, "cpu_milli": cpu_milli})
+        self._attempts[attempt.fence] = changed
+        own = changed.amounts if changed.environment is None else action_part(changed.amounts)
+        self._ledger.take(attempt.fence, _NODE, own)
 
     def _hold(self, attempt: Attempt) -> None:
         self._attempts[attempt.fence] = attempt

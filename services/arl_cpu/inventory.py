@@ -5,8 +5,9 @@ from pathlib import Path
 
 from arl_cpu.settings import CpuSettings
 
-__all__ = ["capacity_of", "cores_of"]
+__all__ = ["capacity_of", "cores_of", "numa_nodes_of"]
 
+NUMA_NODES = Path("/sys/devices/system/node")
 RESERVE_FROM_CORES = 8
 MEMORY_SHARE = 0.9
 
@@ -23,12 +24,32 @@ def cores_of(settings: CpuSettings) -> tuple[int, ...]:
     return tuple(offered[: settings.cpu_cores] if settings.cpu_cores else offered)
 
 
+def numa_nodes_of(cores: tuple[int, ...], listing: Path = NUMA_NODES) -> dict[int, int]:
+    """NUMA node by core; empty where there is but one, or nobody says."""
+    found: dict[int, int] = {}
+    for directory in listing.glob("node[0-9]*"):
+        for core in _cores_in((directory / "cpulist").read_text()):
+            if core in cores:
+                found[core] = int(directory.name.removeprefix("node"))
+    return found if len(set(found.values())) > 1 else {}
+
+
 def capacity_of(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, int]:
     """Working directories lie in memory, so there is as much disk as memory and both are bounded."""
     memory = settings.memory_mib or int(_memory_mib() * MEMORY_SHARE)
     if settings.driver == "simulated":
         memory = settings.memory_mib or 1 << 30
     return {"cpu_milli": 1000 * len(cores), "memory_mib": memory, "disk_mib": memory}
+
+
+def _cores_in(ranges: str) -> list[int]:
+    """`0-2,5` as the kernel writes it."""
+    found: list[int] = []
+    for part in ranges.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _memory_mib() -> int:

@@ -8,9 +8,18 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Resize
 
-from .launcher.protocol import FrameReader, encode_frame, fence_to, report_from, spec_to, state_from
+from .launcher.protocol import (
+    FrameReader,
+    encode_frame,
+    fence_from,
+    fence_to,
+    report_from,
+    resize_to,
+    spec_to,
+    state_from,
+)
 
 __all__ = ["LauncherClient"]
 
@@ -36,6 +45,10 @@ class LauncherClient:
         # One frame each: a specification may be tens of megabytes, and a frame is bounded.
         for spec in specs:
             await self._open().tell({"op": "start", "specs": [spec_to(spec)]})
+
+    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
+        answer = await self._open().ask({"op": "resize", "resizes": [resize_to(resize) for resize in resizes]})
+        return frozenset(fence_from(fence) for fence in answer["done"])
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})

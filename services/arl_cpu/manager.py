@@ -9,7 +9,7 @@ import json
 import logging
 import signal
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +18,9 @@ from arl_cpu import repository
 from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, RunningAttempt
 from arl_cpu.heartbeat import Heartbeat
 from arl_cpu.holdings import Attempt, Holdings
-from arl_cpu.inventory import capacity_of, cores_of
+from arl_cpu.inventory import capacity_of, cores_of, numa_nodes_of
 from arl_cpu.metrics import CpuMetrics
+from arl_cpu.resizes import Resizes
 from arl_cpu.settings import CpuSettings
 from arl_cpu.specs import exec_spec, refusal
 from arl_kit.batcher import Batcher
@@ -29,7 +30,7 @@ from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Row, Store, is_temporary
 from arl_store.wake import Notifier
-from arl_wire.internal import FenceBody, FreedHint, GrantBody
+from arl_wire.internal import FenceBody, FreedHint, GrantBody, ResizeAnswer, ResizeBody
 
 __all__ = ["Manager"]
 
@@ -57,7 +58,9 @@ class Manager:
         self._settings = settings
         self._failpoints = Failpoints(settings.failpoints)
         self._cores = cores_of(settings)
-        self._holdings = Holdings(capacity_of(settings, self._cores), self._cores)
+        self._nodes = {} if settings.driver == "simulated" else numa_nodes_of(self._cores)
+        self._holdings = Holdings(capacity_of(settings, self._cores), self._cores, self._nodes)
+        self._resizes = Resizes(self._holdings, executor)
         self._killed: set[Fence] = set()
         self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
         self._settles: Batcher[Report, None] = Batcher(self._settle, max_batch=200)
@@ -125,6 +128,12 @@ class Manager:
                 await repository.refuse(tx, refused, epoch=self.epoch)
             self._hint_freed(refused, requeued=refused)
 
+    async def resize(self, resizes: Sequence[ResizeBody], *, epoch: UUID) -> list[ResizeAnswer]:
+        """Give running actions other cores. The poll applies what no call brought, from the rows."""
+        if epoch != self.epoch:
+            return [self._resizes.absent(resize) for resize in resizes]
+        return await self._resizes.apply(resizes)
+
     async def _start(self, fences: Sequence[Fence]) -> Sequence[None]:
         """Nothing starts before its guarded `granted -> running` has committed."""
         self._metrics.starts.observe(len(fences))
@@ -156,7 +165,7 @@ class Manager:
             if refused is not None:
                 self._report(refused)
                 continue
-            specs.append(exec_spec(row, attempt.amounts, self._holdings.assign_cores(attempt)))
+            specs.append(exec_spec(row, attempt, self._holdings.assign_cores(attempt)))
         if specs:
             await self._executor.start(specs)
 
@@ -242,7 +251,9 @@ class Manager:
         granted = [_grant(row) for fence, row in rows.items() if row["state"] == "granted" and fence not in before]
         if granted:
             await self.offer(granted, epoch=self.epoch)
-        await self._start_stranded({f: row for f, row in rows.items() if row["state"] == "running"})
+        running = {fence: row for fence, row in rows.items() if row["state"] == "running"}
+        await self._start_stranded(running)
+        await self._apply_resizes(running)
         lost = {fence for fence in before if fence not in rows}
         wished = {fence for fence, row in rows.items() if row["cancel"]}
         await self._kill((lost | wished) & self._holdings.fences)
@@ -250,6 +261,15 @@ class Manager:
             await self._end(found.ending)
         await self._destroy_lost(recorded - found.live)
         return bool(found.held or found.ending)
+
+    async def _apply_resizes(self, running: Mapping[Fence, Mapping[str, Any]]) -> None:
+        resizes = [
+            ResizeBody(cpu_milli=row["amounts"]["cpu_milli"], **{k: row[k] for k in ("id", "grant_no", "amounts_seq")})
+            for fence, row in running.items()
+            if self._resizes.is_news(fence, row["amounts_seq"])
+        ]
+        if resizes:
+            await self._resizes.apply(resizes)
 
     async def _kill(self, fences: set[Fence]) -> None:
         new = sorted(fences - self._killed)
@@ -304,7 +324,12 @@ class Manager:
         log.info("adopted %d running attempts and %d reports", len(running), len(reported))
 
     def _readopt(self, row: Mapping[str, Any], running: RunningAttempt | None) -> None:
-        self._holdings.readopt(_attempt(_grant(row)), running.cores if running is not None else ())
+        """What runs has what the executor says: the row of a confirmed shrink may still be to be written."""
+        attempt = _attempt(_grant(row))
+        if running is not None:
+            amounts = {**attempt.amounts, "cpu_milli": running.cpu_milli}
+            attempt = replace(attempt, amounts=amounts, amounts_seq=running.amounts_seq)
+        self._holdings.readopt(attempt, running.cores if running is not None else ())
 
     async def _start_stranded(self, running: Mapping[Fence, Mapping[str, Any]]) -> None:
         """Rows that are running and unknown here: their commit was lost sight of, so nothing has started."""
@@ -337,7 +362,7 @@ class Manager:
             "epoch": state.node_epoch,
             "driver": state.driver,
             "capacity": json.dumps(self._holdings.capacity),
-            "topology": json.dumps({"cores": list(self._cores)}),
+            "topology": json.dumps({"cores": list(self._cores), "numa_nodes": self._nodes}),
             "enforced": json.dumps([asdict(capability) for capability in state.capabilities]),
         }
 
@@ -363,8 +388,8 @@ def _bodies(fences: Iterable[Fence]) -> list[FenceBody]:
 
 
 def _attempt(grant: GrantBody) -> Attempt:
-    return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id)
+    return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)
 
 
 def _grant(row: Mapping[str, Any]) -> GrantBody:
-    return GrantBody.model_validate({key: row[key] for key in ("id", "grant_no", "amounts", "environment_id")})
+    return GrantBody.model_validate({key: row[key] for key in GrantBody.model_fields})

@@ -55,7 +55,8 @@ LOSE_OTHER_EPOCHS = text("""
 
 POLL = text("""
     select (select coalesce(json_agg(g), '[]')::text
-              from (select id, grant_no, state, amounts, environment_id, cancel_requested_at is not null as cancel
+              from (select id, grant_no, state, amounts, amounts_seq, environment_id,
+                           cancel_requested_at is not null as cancel
                       from actions
                      where node_id = :node_id
                        and node_epoch = :epoch
@@ -90,7 +91,9 @@ LIVE_ENVIRONMENTS = text("""
        and lost_at is null
 """)
 
-_SPEC = "s.environment::text as environment, s.timeout_s, s.payload::text as payload"
+_SPEC = """s.environment::text as environment, s.timeout_s, s.payload::text as payload,
+           case when s.elastic ->> 'resource' = 'cpu_milli' then (s.elastic ->> 'max')::int else 0
+            end as widest_cpu_milli"""
 
 _GRANTED_TO_US = """with ours as (
         select a.id

@@ -2,7 +2,7 @@
 
 from arl_cpu.manager import Manager
 from arl_kit.hops import Hops
-from arl_wire.internal import GrantBatch
+from arl_wire.internal import GrantBatch, ResizeBatch, ResizeResponse
 
 __all__ = ["add_hops"]
 
@@ -12,4 +12,9 @@ def add_hops(hops: Hops, manager: Manager) -> None:
         """A faster copy of granted rows; the manager's poll finds them too."""
         await manager.offer(batch.grants, epoch=batch.node_epoch)
 
+    async def resizes(batch: ResizeBatch) -> ResizeResponse:
+        """Answered when they hold: only then may what a shrink frees be given to another."""
+        return ResizeResponse(answers=await manager.resize(batch.resizes, epoch=batch.node_epoch))
+
     hops.add("/internal/grants", GrantBatch, grants)
+    hops.add("/internal/resizes", ResizeBatch, resizes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, Event, ExecSpec, ExecutorState, Report, RunningAttempt
+from arl_cpu.executor import Capability, Event, ExecSpec, ExecutorState, Report, Resize, RunningAttempt
 
 __all__ = ["SimulatedExecutor"]
 
@@ -46,7 +46,7 @@ class SimulatedExecutor:
         return ExecutorState(
             node_epoch=self._node_epoch,
             environments=tuple(self._environments),
-            running=tuple(RunningAttempt(fence, attempt.environment, ()) for fence, attempt in self._running.items()),
+            running=tuple(attempt.running(fence) for fence, attempt in self._running.items()),
             reports=tuple(self._reports.values()),
             capabilities=tuple(
                 Capability(name=name, level="absent", mechanism="simulated", reason="nothing is run")
@@ -59,6 +59,14 @@ class SimulatedExecutor:
         for spec in specs:
             if not any(spec.fence in known for known in (self._running, self._reports, self._acknowledged)):
                 self._begin(spec)
+
+    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
+        found = [resize for resize in resizes if resize.fence in self._running]
+        for resize in found:
+            attempt = self._running[resize.fence]
+            if resize.amounts_seq > attempt.given.amounts_seq:
+                attempt.given = resize
+        return frozenset(resize.fence for resize in found)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:
@@ -98,7 +106,8 @@ class SimulatedExecutor:
         self._busy.add(identifier)
         wanted_s = _duration_s(spec)
         timer = asyncio.get_running_loop().call_later(min(wanted_s, spec.timeout_s), self._finish, spec, wanted_s)
-        self._running[spec.fence] = _Attempt(identifier, time.monotonic(), timer)
+        given = Resize(fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.amounts_seq)
+        self._running[spec.fence] = _Attempt(identifier, time.monotonic(), timer, given)
 
     def _finish(self, spec: ExecSpec, wanted_s: float) -> None:
         run_us = _age_us(self._running[spec.fence])
@@ -116,11 +125,17 @@ class SimulatedExecutor:
         self._events.put_nowait(report)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Attempt:
     environment: UUID
     started_at: float
     timer: asyncio.TimerHandle
+    given: Resize
+
+    def running(self, fence: Fence) -> RunningAttempt:
+        return RunningAttempt(
+            fence, self.environment, self.given.cores, self.given.cpu_milli, amounts_seq=self.given.amounts_seq
+        )
 
 
 def _age_us(attempt: _Attempt) -> int:

@@ -4,8 +4,8 @@ import json
 from base64 import b64decode
 
 from arl_core.fence import Fence
-from arl_core.model import Amounts
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from arl_cpu.holdings import Attempt
 from arl_store.tx import Row
 
 __all__ = ["exec_spec", "refusal"]
@@ -31,7 +31,7 @@ def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
     return None
 
 
-def exec_spec(row: Row, amounts: Amounts, cores: tuple[int, ...]) -> ExecSpec:
+def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
     environment = json.loads(row.environment)
     payload = json.loads(row.payload)
     return ExecSpec(
@@ -54,6 +54,8 @@ def exec_spec(row: Row, amounts: Amounts, cores: tuple[int, ...]) -> ExecSpec:
         files={path: b64decode(content) for path, content in payload["files"].items()},
         fetch=tuple(payload["fetch"]),
         timeout_s=row.timeout_s,
-        cpu_milli=amounts.get("cpu_milli", 0),
+        cpu_milli=attempt.cpu_milli,
         cores=cores,
+        widest_cpu_milli=row.widest_cpu_milli,
+        amounts_seq=attempt.amounts_seq,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report, RunningAttempt
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report, Resize, RunningAttempt
 from support.builders import EPOCH
 
 __all__ = ["FakeExecutor"]
@@ -26,6 +26,7 @@ class FakeExecutor:
         self.destroyed: list[UUID] = []
         self.acknowledged: list[Fence] = []
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
+        self.before_resize: Callable[[Sequence[Resize]], Awaitable[None]] | None = None
         self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
         self._kills: asyncio.Queue[Fence] = asyncio.Queue()
         self._destroys: asyncio.Queue[UUID] = asyncio.Queue()
@@ -63,7 +64,13 @@ class FakeExecutor:
 
     async def connect(self) -> ExecutorState:
         running = tuple(
-            RunningAttempt(fence=fence, environment=spec.environment.id, cores=spec.cores)
+            RunningAttempt(
+                fence=fence,
+                environment=spec.environment.id,
+                cores=spec.cores,
+                cpu_milli=spec.cpu_milli,
+                amounts_seq=spec.amounts_seq,
+            )
             for fence, spec in self.running.items()
         )
         return replace(self.state, running=self.state.running + running)
@@ -75,6 +82,16 @@ class FakeExecutor:
             self.started.append(spec.fence)
             self.running[spec.fence] = spec
             self._starts.put_nowait(spec)
+
+    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
+        if self.before_resize is not None:
+            await self.before_resize(resizes)
+        found = [resize for resize in resizes if resize.fence in self.running]
+        for each in found:
+            self.running[each.fence] = replace(
+                self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, amounts_seq=each.amounts_seq
+            )
+        return frozenset(resize.fence for resize in found)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:

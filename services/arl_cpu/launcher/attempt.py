@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arl_cpu.executor import ExecSpec, Report, Stream
+from arl_cpu.executor import ExecSpec, Report, Resize, Stream
 
 from .cgroups import Usage
 from .loop import Loop, Timer
@@ -105,6 +105,8 @@ class Attempt:
 
     def __init__(self, spec: ExecSpec) -> None:
         self.spec = spec
+        self.given = Resize(fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.amounts_seq)
+        """What it has now; its first amounts are like a resize that nobody asked for."""
         self.cause: Cause | None = None
         self.stdout = Capture(spec.output_keep_bytes)
         self.stderr = Capture(spec.output_keep_bytes)

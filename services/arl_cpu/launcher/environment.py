@@ -4,11 +4,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from arl_cpu.executor import EnvironmentSpec, Report, Resize
 
 from . import workdir
 from .attempt import Attempt, Capture, Cause
@@ -16,7 +17,7 @@ from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
 from .channel import as_file, pack
 from .mounts import WORKSPACE
-from .processes import Process
+from .processes import Process, pin
 from .walls import Setup
 
 __all__ = ["Environment"]
@@ -49,6 +50,7 @@ class Environment:
         self._usage: Usage | None = None
         """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
+        self._has_left_behind = False
         self._pool = pool
         self._take(pool.take)
 
@@ -67,11 +69,32 @@ class Environment:
             return
         attempt.cause = cause
         if self._is_ready:
-            self._hasten(attempt.spec)
+            self._hasten(attempt.given)
             self._tell({"op": "kill"})
             attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._cell.kill)
         else:
             self.end()
+
+    def resize(self, resize: Resize) -> bool:
+        """Whether the attempt has this now, or a later one. One that has not started yet starts with it.
+
+        One that ended or is being ended keeps what it has; so does one for which it could not be written.
+        """
+        attempt = self.attempt
+        if attempt is None or attempt.ended is not None or attempt.cause is not None:
+            return False
+        before = attempt.given
+        if resize.amounts_seq <= before.amounts_seq:
+            return True
+        try:
+            if attempt.started_at is not None:
+                self._allow(resize, of_all=True)
+        except OSError:
+            with suppress(OSError):
+                self._allow(before, of_all=True)
+            return False
+        attempt.given = resize
+        return True
 
     def end(self, cause: Cause = "cancelled") -> None:
         """End everything in the environment, a running attempt for that cause; then `on_gone` is called."""
@@ -170,12 +193,8 @@ class Environment:
                 self._exited(self.attempt, message)
 
     def _start(self, attempt: Attempt) -> None:
-        spec = attempt.spec
         try:
-            self._cell.group.grant(cpu_milli=spec.cpu_milli or _AGENT_MILLI, cores=spec.cores)
-            if self._host.tree is None and self._cell.pid is not None:
-                first = self._host.driver.first_process(self._cell.pid)
-                os.sched_setaffinity(first, spec.cores or os.sched_getaffinity(0))
+            self._allow(attempt.given, of_all=self._has_left_behind)
             self._cell.group.thaw()
             attempt.usage_before = self._usage or self._cell.group.usage()
             self._cell.group.reset_peak()
@@ -185,12 +204,24 @@ class Environment:
         except OSError as failure:
             self.failed(f"cannot start the action: {failure}")
 
+    def _allow(self, given: Resize, *, of_all: bool) -> None:
+        """Quota and cores; without a cgroup an affinity, of all processes or of the first, which hands it down."""
+        self._cell.group.grant(cpu_milli=given.cpu_milli or _AGENT_MILLI, cores=given.cores)
+        if self._host.tree is not None or self._cell.pid is None:
+            return
+        cores = given.cores or os.sched_getaffinity(0)
+        if of_all:
+            pin(self.processes, cores)
+        else:
+            os.sched_setaffinity(self._host.driver.first_process(self._cell.pid), cores)
+
     def _send_start(self, attempt: Attempt) -> None:
         spec = attempt.spec
         runs = spec.argv is not None or spec.source is not None
         if not runs and spec.env:
             self._variables = dict(spec.env)
-        ours = _environment_variables(self._host.base_prefix, self._workspace(), spec.cpu_milli)
+        widest = max(spec.cpu_milli, spec.widest_cpu_milli)
+        ours = _environment_variables(self._host.base_prefix, self._workspace(), widest)
         header = {
             "runs": runs,
             "argv": spec.argv,
@@ -246,6 +277,7 @@ class Environment:
         attempt.drain()
         self._usage = usage = self._cell.group.usage()
         peak_kib = self._cell.group.peak_kib()
+        self._has_left_behind |= bool(attempt.ended and attempt.ended.get("left_behind"))
         for capture in attempt.captures:
             self._host.loop.unwatch(capture.read_end)
             if attempt.ended and attempt.ended.get("left_behind") and not lost:
@@ -281,10 +313,10 @@ class Environment:
         if self._cell.pid is None:
             self._remove()
 
-    def _hasten(self, spec: ExecSpec) -> None:
+    def _hasten(self, given: Resize) -> None:
         """The agent shares its quota with what it has to kill."""
         try:
-            self._cell.group.grant(cpu_milli=max(spec.cpu_milli, 1000), cores=spec.cores)
+            self._cell.group.grant(cpu_milli=max(given.cpu_milli, 1000), cores=given.cores)
         except OSError:
             return  # it is only slower
 
@@ -304,8 +336,8 @@ class Environment:
         self._on_gone(self, self._loss)
 
 
-def _environment_variables(base_prefix: str, workspace: str, cpu_milli: int) -> dict[str, str]:
-    threads = str(max(1, cpu_milli // 1000))
+def _environment_variables(base_prefix: str, workspace: str, widest_cpu_milli: int) -> dict[str, str]:
+    threads = str(max(1, widest_cpu_milli // 1000))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "PYTHON_CPU_COUNT")
     prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
     return {

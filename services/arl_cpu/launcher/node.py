@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report, RunningAttempt
+from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report, Resize, RunningAttempt
 
 from .attempt import Attempt, Cause
 from .cells import Host, Pool
@@ -37,8 +37,9 @@ class Node:
     @property
     def running(self) -> tuple[RunningAttempt, ...]:
         return tuple(
-            RunningAttempt(fence, environment.spec.id, environment.attempt.spec.cores if environment.attempt else ())
-            for fence, environment in self._running.items()
+            _running(environment.attempt, environment.spec.id)
+            for environment in self._running.values()
+            if environment.attempt is not None
         )
 
     @property
@@ -55,6 +56,10 @@ class Node:
         """The living processes of a persistent environment."""
         environment = self._persistent.get(identifier)
         return environment.processes() if environment is not None else []
+
+    def resize(self, resizes: Iterable[Resize]) -> list[Fence]:
+        """Those that run here, now with what their highest `amounts_seq` says."""
+        return [resize.fence for resize in resizes if self._resize(resize)]
 
     def kill(self, fences: Iterable[Fence]) -> None:
         for fence in fences:
@@ -106,6 +111,10 @@ class Node:
         self._running[spec.fence] = environment
         environment.begin(attempt)
 
+    def _resize(self, resize: Resize) -> bool:
+        environment = self._running.get(resize.fence)
+        return environment is not None and environment.resize(resize)
+
     def _make(self, spec: EnvironmentSpec) -> Environment:
         environment = Environment(spec, self._host, self._pool, self._reported, self._gone)
         self._all.add(environment)
@@ -141,6 +150,13 @@ class Node:
             self._waiting.append((environments, done))
         else:
             done()
+
+
+def _running(attempt: Attempt, environment: UUID) -> RunningAttempt:
+    given = attempt.given
+    return RunningAttempt(
+        given.fence, environment, given.cores, cpu_milli=given.cpu_milli, amounts_seq=given.amounts_seq
+    )
 
 
 def _lost(spec: ExecSpec) -> Report:

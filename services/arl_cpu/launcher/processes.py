@@ -1,10 +1,11 @@
 """Processes as /proc tells them; a pid alone may be used again, with its start time it names one process for ever."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["MAX_SWEEPS", "Process", "all_processes", "descendants", "innermost", "signal_each", "sweep"]
+__all__ = ["MAX_SWEEPS", "Process", "all_processes", "descendants", "innermost", "pin", "signal_each", "sweep"]
 
 MAX_SWEEPS = 100
 
@@ -71,12 +72,43 @@ def sweep(look: Callable[[], Iterable[Process]], number: int) -> None:
         signalled.update(fresh)
 
 
+def pin(look: Callable[[], Iterable[Process]], cores: Collection[int]) -> None:
+    """Let every thread of all that a look finds run on these cores alone, until it finds none that may run elsewhere.
+
+    What forks while it is being looked for hands its cores down. Raises OSError where the kernel refuses.
+    """
+    allowed = set(cores)
+    for _ in range(MAX_SWEEPS):
+        threads = [thread for process in look() for thread in _threads(process)]
+        elsewhere = [thread for thread in threads if _cores_of(thread) not in (allowed, None)]
+        if not elsewhere:
+            return
+        for thread in elsewhere:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, allowed)
+
+
 def signal_each(processes: list[Process], number: int) -> None:
     for process in processes:
         try:
             os.kill(process.pid, number)
         except ProcessLookupError:
             continue
+
+
+def _threads(process: Process) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _cores_of(thread: int) -> set[int] | None:
+    """None once it is gone."""
+    try:
+        return os.sched_getaffinity(thread)
+    except ProcessLookupError:
+        return None
 
 
 def _read(pid: int) -> Process | None:

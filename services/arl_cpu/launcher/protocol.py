@@ -8,7 +8,16 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, EnvironmentSpec, ExecSpec, ExecutorState, Report, RunningAttempt, Stream
+from arl_cpu.executor import (
+    Capability,
+    EnvironmentSpec,
+    ExecSpec,
+    ExecutorState,
+    Report,
+    Resize,
+    RunningAttempt,
+    Stream,
+)
 
 __all__ = [
     "MAX_FRAME",
@@ -19,6 +28,8 @@ __all__ = [
     "fence_to",
     "report_from",
     "report_to",
+    "resize_from",
+    "resize_to",
     "spec_from",
     "spec_to",
     "state_from",
@@ -87,6 +98,8 @@ def spec_to(spec: ExecSpec) -> Json:
         "timeout_s": spec.timeout_s,
         "cpu_milli": spec.cpu_milli,
         "cores": spec.cores,
+        "widest_cpu_milli": spec.widest_cpu_milli,
+        "amounts_seq": spec.amounts_seq,
         "output_keep_bytes": spec.output_keep_bytes,
         "output_kill_bytes": spec.output_kill_bytes,
     }
@@ -107,9 +120,24 @@ def spec_from(data: Json) -> ExecSpec:
         timeout_s=data["timeout_s"],
         cpu_milli=data["cpu_milli"],
         cores=tuple(data["cores"]),
+        widest_cpu_milli=data["widest_cpu_milli"],
+        amounts_seq=data["amounts_seq"],
         output_keep_bytes=data["output_keep_bytes"],
         output_kill_bytes=data["output_kill_bytes"],
     )
+
+
+def resize_to(resize: Resize) -> Json:
+    return {
+        "fence": fence_to(resize.fence),
+        "cpu_milli": resize.cpu_milli,
+        "cores": resize.cores,
+        "amounts_seq": resize.amounts_seq,
+    }
+
+
+def resize_from(data: Json) -> Resize:
+    return Resize(**{**data, "fence": fence_from(data["fence"]), "cores": tuple(data["cores"])})
 
 
 _PLAIN_REPORT_FIELDS = (
@@ -158,7 +186,7 @@ def state_to(state: ExecutorState) -> Json:
     return {
         "node_epoch": str(state.node_epoch),
         "environments": [str(identifier) for identifier in state.environments],
-        "running": [[fence_to(each.fence), str(each.environment), list(each.cores)] for each in state.running],
+        "running": [_running_to(each) for each in state.running],
         "capabilities": [_capability_to(capability) for capability in state.capabilities],
         "driver": state.driver,
     }
@@ -169,14 +197,26 @@ def state_from(data: Json, reports: Iterable[Json]) -> ExecutorState:
     return ExecutorState(
         node_epoch=UUID(data["node_epoch"]),
         environments=tuple(UUID(identifier) for identifier in data["environments"]),
-        running=tuple(
-            RunningAttempt(fence_from(fence), UUID(identifier), tuple(cores))
-            for fence, identifier, cores in data["running"]
-        ),
+        running=tuple(_running_from(each) for each in data["running"]),
         reports=tuple(report_from(report) for report in reports),
         capabilities=tuple(capability_from(capability) for capability in data["capabilities"]),
         driver=data["driver"],
     )
+
+
+def _running_to(running: RunningAttempt) -> Json:
+    return {
+        "fence": fence_to(running.fence),
+        "environment": str(running.environment),
+        "cores": running.cores,
+        "cpu_milli": running.cpu_milli,
+        "amounts_seq": running.amounts_seq,
+    }
+
+
+def _running_from(data: Json) -> RunningAttempt:
+    known = {"fence": fence_from(data["fence"]), "environment": UUID(data["environment"])}
+    return RunningAttempt(**{**data, **known, "cores": tuple(data["cores"])})
 
 
 def _capability_to(capability: Capability) -> Json:

@@ -12,7 +12,7 @@ from arl_cpu.executor import Capability, Event, ExecutorState, Report
 
 from .loop import Loop
 from .node import Node
-from .protocol import FrameReader, encode_frame, fence_from, report_to, spec_from, state_to
+from .protocol import FrameReader, encode_frame, fence_from, fence_to, report_to, resize_from, spec_from, state_to
 
 __all__ = ["Server"]
 
@@ -62,6 +62,9 @@ class Server:
                 self._greet(connection, message["id"])
             case "start":
                 self._node.start([spec_from(spec) for spec in message["specs"]])
+            case "resize":
+                done = self._node.resize([resize_from(resize) for resize in message["resizes"]])
+                connection.send({"id": message["id"], "done": [fence_to(fence) for fence in done]})
             case "kill":
                 self._node.kill([fence_from(fence) for fence in message["fences"]])
             case "acknowledge":
