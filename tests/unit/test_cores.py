@@ -1,15 +1,54 @@
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from arl_core.fence import Fence
-from arl_cpu.cores import CoreMap
+from arl_cpu.cores import CoreMap, choose
 from support.builders import numbered
 
 
 def a_fence(number: int) -> Fence:
     return Fence(numbered(number), 1)
+
+
+TWO_SOCKETS = {core: core // 4 for core in range(8)}
+
+
+class TestChoose:
+    def test_an_action_stays_inside_the_numa_node_that_it_fills_best(self) -> None:
+        """Node 0 has two free cores, node 1 has four: two cores leave the larger hole alone."""
+        assert choose(2, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS) == (0, 1)
+        assert choose(3, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS) == (5, 6, 7)
+
+    def test_what_fits_in_no_node_fills_the_largest_first(self) -> None:
+        assert choose(5, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS) == (1, 4, 5, 6, 7)
+
+    def test_a_growth_keeps_its_cores_and_stays_beside_them(self) -> None:
+        assert choose(2, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS, keep=[4]) == (4, 7)
+        assert choose(4, [0, 1, 3, 4, 5, 6, 7], nodes=TWO_SOCKETS, keep=[3]) == (0, 1, 3, 7)
+
+    def test_a_shrink_keeps_the_cores_of_one_node(self) -> None:
+        assert choose(2, [0, 4, 5, 6], nodes=TWO_SOCKETS, keep=[0, 4, 5, 6]) == (5, 6)
+
+    def test_the_least_loaded_come_first(self) -> None:
+        assert choose(1, [0, 1, 2], nodes={}, load={2: 500, 1: 100, 0: 100}) == (1,)
+        assert choose(2, range(8), nodes=TWO_SOCKETS, load=dict.fromkeys((0, 1, 2, 6, 7), 1)) == (4, 5)
+
+    @given(
+        st.integers(1, 8),
+        st.sets(st.integers(0, 7)),
+        st.sets(st.integers(0, 7)),
+        st.dictionaries(st.integers(0, 7), st.integers(0, 2)),
+    )
+    def test_it_is_always_candidates_and_first_of_all_the_kept(
+        self, count: int, candidates: set[int], keep: set[int], nodes: dict[int, int]
+    ) -> None:
+        chosen = choose(count, candidates, nodes=nodes, keep=keep)
+        assert set(chosen) <= candidates
+        assert len(chosen) == min(count, len(candidates))
+        assert len(keep.intersection(chosen)) == min(count, len(keep & candidates))
 
 
 class TestCoreMap:
@@ -18,16 +57,27 @@ class TestCoreMap:
         first, second = cores.assign(a_fence(1), 2000), cores.assign(a_fence(2), 2000)
         assert sorted(first + second) == [0, 1, 2, 3]
 
-    def test_a_fraction_floats_over_what_is_nobodys_own(self) -> None:
+    def test_a_fraction_shares_what_is_nobodys_own(self) -> None:
         cores = CoreMap(range(4))
         own = cores.assign(a_fence(1), 3000)
         shared = cores.assign(a_fence(2), 500)
         assert len(own) == 3
         assert set(shared) == set(range(4)) - set(own)
 
-    def test_two_fractions_share(self) -> None:
+    @pytest.mark.parametrize(("cpu_milli", "count"), [(1, 1), (500, 1), (1500, 2), (2001, 3)])
+    def test_a_fraction_gets_as_many_cores_as_it_can_use_at_once(self, cpu_milli: int, count: int) -> None:
+        assert len(CoreMap(range(8)).assign(a_fence(1), cpu_milli)) == count
+
+    def test_fractions_share_only_when_every_core_has_one(self) -> None:
         cores = CoreMap(range(2))
-        assert cores.assign(a_fence(1), 500) == cores.assign(a_fence(2), 1500) == (0, 1)
+        first, second = cores.assign(a_fence(1), 500), cores.assign(a_fence(2), 300)
+        assert set(first) | set(second) == {0, 1}
+        assert cores.assign(a_fence(3), 300) == second
+
+    def test_whole_cores_are_those_that_no_fraction_uses(self) -> None:
+        cores = CoreMap(range(3))
+        shared = cores.assign(a_fence(1), 500)
+        assert not set(shared) & set(cores.assign(a_fence(2), 2000))
 
     def test_released_cores_are_given_again(self) -> None:
         cores = CoreMap(range(2))
