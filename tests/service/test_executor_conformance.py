@@ -66,6 +66,19 @@ class TestEveryExecutor:
         await bench.executor.kill([Fence(uuid4(), 1)])
         assert (await bench.run(a_command("true"))).outcome == "ok"
 
+    async def test_a_resize_of_a_running_attempt_is_confirmed_as_often_as_it_is_asked_for(self, bench: Bench) -> None:
+        spec = a_command("sleep", "30", cores=(0,))
+        report = await bench.begin(spec)
+        assert [await bench.resize(spec, 500, 0, seq=seq) for seq in (1, 2, 2, 1)] == [True] * 4
+        await bench.executor.kill([spec.fence])
+        assert (await report).outcome == "cancelled"
+
+    async def test_a_resize_of_what_does_not_run_is_not_confirmed(self, bench: Bench) -> None:
+        ended = a_command("true")
+        await bench.run(ended)
+        assert not await bench.resize(ended, 500, 0)
+        assert not await bench.resize(a_command("true"), 500, 0)
+
     async def test_a_busy_environment_refuses_a_second_attempt(self, bench: Bench) -> None:
         environment = an_environment()
         first = a_command("sleep", "30", environment=environment)

@@ -15,7 +15,16 @@ from uuid import UUID, uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, Stream
+from arl_cpu.executor import (
+    EnvironmentSpec,
+    EnvironmentStatus,
+    ExecSpec,
+    Executor,
+    ExecutorState,
+    Report,
+    Resize,
+    Stream,
+)
 from arl_cpu.launcher.drivers import DRIVERS
 from arl_cpu.launcher.processes import innermost
 from arl_cpu.launcher.syscalls import PR_SET_PDEATHSIG, prctl
@@ -121,6 +130,11 @@ class Bench:
 
     def report_of(self, fence: Fence) -> "asyncio.Future[Report]":
         return self._waiting.setdefault(fence, asyncio.get_running_loop().create_future())
+
+    async def resize(self, spec: ExecSpec, cpu_milli: int, *cores: int, seq: int = 1) -> bool:
+        """Whether it was confirmed."""
+        resize = Resize(fence=spec.fence, cpu_milli=cpu_milli, cores=cores, amounts_seq=seq)
+        return spec.fence in await self.executor.resize([resize])
 
     async def destroy(self, *environments: UUID) -> None:
         await self.executor.destroy(environments)
