@@ -76,7 +76,7 @@ async def test_two_actions_never_share_a_core_of_their_own_over_random_resizes(t
     async with a_bench(tmp_path, driver) as bench:
         node = Node(bench)
         await node.start(1000)
-        await node.start(500)
+        await node.start(1000)
         outcomes: set[str] = set()
         for _ in range(STEPS):
             outcomes.update(await node.resize(choose.choice(AMOUNTS), choose.choice(AMOUNTS)))
