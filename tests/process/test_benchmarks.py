@@ -36,3 +36,13 @@ def test_soak_measures_memory_tables_and_latency_over_time() -> None:
     assert document["figures"]["act_p99_last_over_first"] > 0
     last = document["samples"]["over_time"][-1]
     assert all(last[f"{name}_mib"] > 0 for name in ("gateway", "admission", "scheduler", "cpu", "table_actions"))
+
+
+def test_aoe_measures_cores_beside_a_plain_program_and_how_soon_a_resize_holds() -> None:
+    document = bench("aoe", "--repeats", "1", "--seconds", "0.5", "--resizes", "4", "--steps", "2")
+    figures, samples = document["figures"], document["samples"]
+    measured = [f"{whose}_at_{amount}" for whose in ("cores", "plain") for amount in ("half", "one")]
+    assert all(figures[name] > 0 for name in (*measured, "resize_ms"))
+    assert figures["use_follows_ms"] >= 0
+    assert (len(samples["cores_at_half"]), len(samples["resize_ms"])) == (1, 4)
+    assert document["load"]["plain_has"]

@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["own_cpu_s", "tree_cpu_s"]
+__all__ = ["descendants", "own_cpu_s", "tree_cpu_s", "tree_run_s"]
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -38,3 +38,30 @@ def tree_cpu_s(root: int) -> float:
         total += ticks.get(pid, 0)
         left += children[pid]
     return total * _TICK_S
+
+
+def tree_run_s(root: int) -> float:
+    """Seconds that the living descendants of a process ran so far, to the nanosecond; of each its first thread's."""
+    return sum(map(_run_ns, descendants(root))) / 1e9
+
+
+def descendants(root: int) -> list[int]:
+    """Pids of every living process below `root`."""
+    found: list[int] = []
+    frontier = [root]
+    while frontier:
+        pid = frontier.pop()
+        try:
+            below = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except OSError:
+            continue
+        found += below
+        frontier += below
+    return found
+
+
+def _run_ns(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+    except OSError:
+        return 0

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from arl_tangram.bench import aoe as aoe_
 from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution
 from arl_tangram.bench.execution import Peer, run_exec
@@ -53,6 +54,24 @@ def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
     _print(document("false-timeouts", load=load, figures=figures, samples=samples), as_json=as_json)
     if figures["ok_of_64"] != CLIENTS:
         raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def aoe(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each amount is measured, ours and plain.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each burner.")] = 2,
+    resizes: Annotated[int, typer.Option(min=1, help="Resizes that are timed.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
+) -> None:
+    """Cores that actions get beside plain programs, and how soon a resize holds, on a system of its own."""
+    sizes = aoe_.Sizes(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
+    try:
+        figures, samples, limits = aoe_.run_aoe(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    load = asdict(sizes) | {"processes": 2, "plain_has": limits}
+    _print(document("aoe", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
 
 
 @group.command()

@@ -1,0 +1,212 @@
+"""Do actions get the cores that they were granted, and how soon do they get others?
+
+Two busy processes under half a core, one and two, in an action and as a plain program in turn. Then the cores of a
+running action are changed, by the call that the scheduler makes of a CPU manager: how long until the call is answered,
+and until the use of cores has followed.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from arl_core.states import Outcome, State
+from arl_tangram.bench.cpu_time import tree_run_s
+from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.bench.plain_group import PlainGroup, plain_group
+from arl_tangram.client import AsyncTangram
+from arl_tangram.options import exec_action
+from arl_wire.errors import Unavailable
+from arl_wire.internal import ResizeBatch, ResizeBody, ResizeResponse
+
+__all__ = ["Sizes", "run_aoe"]
+
+TASK = "aoe"
+AMOUNTS = {"half": 0.5, "one": 1.0, "two": 2.0}
+LOOK_S = 0.01
+PERIOD_S = 0.1
+"""In which a quota counts."""
+NARROW_MILLI, WIDE_MILLI = 100, 1000
+CLEAR_S = 0.04
+"""CPU time in two periods: twice what the narrow amount allows, a fifth of the wide one."""
+
+BURNER = """
+import json, os, resource, time
+
+begun = time.monotonic()
+for _ in range(2):
+    if os.fork() == 0:
+        while time.monotonic() < begun + {seconds}:
+            for _ in range(1000):
+                pass
+        os._exit(0)
+for _ in range(2):
+    os.wait()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+cores = (used.ru_utime + used.ru_stime) / (time.monotonic() - begun)
+print(json.dumps({{"cores": cores, "on": sorted(os.sched_getaffinity(0))}}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much of each."""
+
+    repeats: int = 5
+    seconds: float = 2.0
+    """Of each burner."""
+    resizes: int = 50
+    """Timed ones."""
+    steps: int = 12
+    """Resizes after which the use is looked at."""
+    settle_s: float = 0.6
+    """In which the use is looked at after each of them."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    cores: dict[str, list[float]] = field(default_factory=dict)
+    resize_ms: list[float] = field(default_factory=list)
+    follows_ms: list[float] = field(default_factory=list)
+
+
+def run_aoe(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any], str]:
+    """Figures, samples, and what the plain program has in common with an action."""
+    with own_system() as system, plain_group(system.processes()["cpu-launcher"]) as plain:
+        rows = asyncio.run(_measure(system, plain, sizes, say))
+        limits = plain.limits
+    samples = {**rows.cores, "resize_ms": rows.resize_ms, "use_follows_ms": rows.follows_ms}
+    return _figures(rows), {name: [round(each, 4) for each in samples[name]] for name in samples}, limits
+
+
+async def _measure(system: OwnSystem, plain: PlainGroup, sizes: Sizes, say: Callable[[str], None]) -> _Rows:
+    rows = _Rows()
+    async with system.client() as client:
+        amounts = {name: cpu for name, cpu in AMOUNTS.items() if cpu <= await _cores(client)}
+        for repeat in range(sizes.repeats):
+            say(f"repeat {repeat + 1} of {sizes.repeats}")
+            for name, cpu in amounts.items():
+                ours = await _in_an_action(client, cpu, sizes.seconds)
+                program = BURNER.format(seconds=sizes.seconds)
+                theirs = await asyncio.to_thread(plain.run, program, cpu=cpu, cores=ours["on"])
+                rows.cores.setdefault(f"cores_at_{name}", []).append(ours["cores"])
+                rows.cores.setdefault(f"plain_at_{name}", []).append(theirs["cores"])
+        say(f"{sizes.resizes} resizes, then {sizes.steps} more with a look at the use of cores")
+        async with _running(system, client, seconds=60 + sizes.steps * 2 * sizes.settle_s) as burner:
+            for number in range(sizes.resizes):
+                rows.resize_ms.append(1000 * await burner.resize(WIDE_MILLI if number % 2 else WIDE_MILLI // 2))
+            rows.follows_ms = await _follow(burner, sizes)
+    return rows
+
+
+async def _cores(client: AsyncTangram) -> float:
+    return sum(node.capacity["cpu_milli"] for node in (await client.nodes()).items) / 1000
+
+
+async def _in_an_action(client: AsyncTangram, cpu: float, seconds: float) -> dict[str, Any]:
+    action = await client.run(exec_action(task=TASK, source=BURNER.format(seconds=seconds), cpu=cpu))
+    if action.outcome is not Outcome.OK or action.result is None:
+        raise RuntimeError(f"action {action.id} settled as {action.outcome} ({action.reason}); nothing is measured")
+    found: dict[str, Any] = json.loads(action.result.stdout.text)
+    return found
+
+
+@dataclass(slots=True)
+class _Burner:
+    """A running action, and the manager that changes its cores."""
+
+    manager: httpx.AsyncClient
+    node_epoch: UUID
+    action: UUID
+    grant_no: int
+    launcher: int
+    seq: int = 0
+
+    async def resize(self, cpu_milli: int) -> float:
+        """Seconds until it is confirmed."""
+        self.seq += 1
+        body = ResizeBody(id=self.action, grant_no=self.grant_no, cpu_milli=cpu_milli, amounts_seq=self.seq)
+        batch = ResizeBatch(node_epoch=self.node_epoch, resizes=[body])
+        begun = time.monotonic()
+        answer = await self.manager.post("/internal/resizes", content=batch.model_dump_json())
+        took_s = time.monotonic() - begun
+        answer.raise_for_status()
+        (said,) = ResizeResponse.model_validate_json(answer.content).answers
+        if said.status != "done":
+            raise RuntimeError(f"a resize to {cpu_milli} was answered with {said.status}; nothing is measured")
+        return took_s
+
+    def used_s(self) -> float:
+        """CPU seconds so far. Nothing else works in the sandboxes of this system."""
+        return tree_run_s(self.launcher)
+
+
+@asynccontextmanager
+async def _running(system: OwnSystem, client: AsyncTangram, *, seconds: float) -> AsyncIterator[_Burner]:
+    node = next(iter((await client.nodes()).items))
+    action = await client.submit(exec_action(task=TASK, source=BURNER.format(seconds=seconds), cpu=1))
+    while (action := await client.get(action.id)).state is not State.RUNNING:
+        if action.state is State.SETTLED:
+            raise Unavailable(f"the burner settled as {action.outcome} ({action.reason})")
+        await asyncio.sleep(LOOK_S)
+    token = (system.directory / "tokens" / "scheduler").read_text()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    async with httpx.AsyncClient(base_url=system.url_of("cpu"), headers=headers) as manager:
+        yield _Burner(manager, node.epoch, action.id, action.grant_no, system.processes()["cpu-launcher"])
+    await client.cancel(action.id)
+    await client.wait([action.id])
+
+
+async def _follow(burner: _Burner, sizes: Sizes) -> list[float]:
+    """Milliseconds after each confirmation; none for a growth that the machine was too busy to show."""
+    found = []
+    for step in range(sizes.steps):
+        grows = step % 2 == 1
+        await burner.resize(WIDE_MILLI if grows else NARROW_MILLI)
+        looks = [(time.monotonic(), burner.used_s())]
+        while looks[-1][0] < looks[0][0] + sizes.settle_s:
+            await asyncio.sleep(LOOK_S)
+            looks.append((time.monotonic(), burner.used_s()))
+        followed_s = _growth_seen_s(looks) if grows else _shrink_seen_s(looks)
+        if followed_s is not None:
+            found.append(1000 * followed_s)
+    return found
+
+
+def _growth_seen_s(looks: Sequence[tuple[float, float]]) -> float | None:
+    """When more had been used than the narrow amount allows in two periods."""
+    begun, used = looks[0]
+    return next((at - begun for at, used_then in looks if used_then - used > CLEAR_S), None)
+
+
+def _shrink_seen_s(looks: Sequence[tuple[float, float]]) -> float:
+    """From when on no two periods used more than the narrow amount allows in them."""
+    seen_at = looks[0][0]
+    for (at, used), following in pairwise(looks):
+        within = [used_then for then, used_then in looks if at <= then <= at + 2 * PERIOD_S]
+        if within[-1] - used > CLEAR_S:
+            seen_at = following[0]
+    return seen_at - looks[0][0]
+
+
+def _figures(rows: _Rows) -> dict[str, float]:
+    """Of each amount the best of the repeats: whatever else the machine does can only lower one."""
+    figures = {name: round(max(samples), 4) for name, samples in rows.cores.items()}
+    for name in AMOUNTS:
+        if f"cores_at_{name}" in figures:
+            ratio = figures[f"cores_at_{name}"] / figures[f"plain_at_{name}"]
+            figures[f"ours_over_plain_at_{name}"] = round(ratio, 4)
+    figures["resize_ms"] = round(median(rows.resize_ms), 3)
+    figures["resize_max_ms"] = round(max(rows.resize_ms), 3)
+    if rows.follows_ms:
+        figures["use_follows_ms"] = round(median(rows.follows_ms), 1)
+        figures["use_follows_max_ms"] = round(max(rows.follows_ms), 1)
+    return figures

@@ -1,0 +1,104 @@
+"""A plain process under the limits that an action has: what an action is compared with."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arl_tangram.bench.cpu_time import descendants
+
+__all__ = ["PlainGroup", "plain_group"]
+
+PERIOD_US = 100_000
+JOIN = 'for group in $GROUPS_TO_JOIN; do echo $$ > "$group/cgroup.procs"; done; exec "$@"'
+PIN = "import os\nos.sched_setaffinity(0, {cores})\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainGroup:
+    """Cgroups of version 1 or 2 beside those of a system's environments; none where that system has none."""
+
+    directories: tuple[Path, ...]
+
+    @property
+    def limits(self) -> str:
+        """What a plain process has in common with an action."""
+        if self.directories:
+            return "quota and cores, by a cgroup beside those of the environments"
+        return "cores, by affinity; actions have no quota on this machine either"
+
+    def run(self, program: str, *, cpu: float, cores: Sequence[int]) -> dict[str, Any]:
+        """The JSON document that a Python program prints."""
+        if self.directories:
+            self._limit(cpu, cores)
+        else:
+            program = PIN.format(cores=list(cores)) + program
+        done = subprocess.run(
+            ["/bin/sh", "-c", JOIN, "sh", sys.executable, "-c", program],
+            env={"PATH": os.defpath, "GROUPS_TO_JOIN": " ".join(map(str, self.directories))},
+            capture_output=True,
+            check=True,
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def _limit(self, cpu: float, cores: Sequence[int]) -> None:
+        quota_us = int(cpu * PERIOD_US)
+        for directory in self.directories:
+            _write_if_there(directory / "cpuset.cpus", ",".join(map(str, cores)))
+            _write_if_there(directory / "cpu.cfs_quota_us", str(quota_us))
+            _write_if_there(directory / "cpu.max", f"{quota_us} {PERIOD_US}")
+
+
+@contextmanager
+def plain_group(launcher: int) -> Iterator[PlainGroup]:
+    """For the system of this launcher; removed at the end."""
+    directories = tuple(parent / "plain" for parent in _parents(launcher))
+    try:
+        for directory in directories:
+            directory.mkdir()
+            if (mems := directory.parent / "cpuset.mems").exists():
+                (directory / "cpuset.mems").write_text(mems.read_text())
+        yield PlainGroup(directories)
+    finally:
+        for directory in directories:
+            directory.rmdir()
+
+
+def _parents(launcher: int) -> list[Path]:
+    """Where a launcher keeps the cgroups of its environments, which hold its descendants but not itself."""
+    found: dict[Path, None] = {}
+    mounts = _mounts()
+    for pid in descendants(launcher):
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            for controller in {"cpu", "cpuset"}.intersection(controllers.split(",")) or {controllers}:
+                if controller in mounts and path.startswith("/tangram/"):
+                    found[(mounts[controller] / path.lstrip("/")).parent] = None
+    return list(found)
+
+
+def _mounts() -> dict[str, Path]:
+    """By controller; version 2 by the empty name that it has in /proc/PID/cgroup."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup":
+            found |= {name: Path(where) for name in {"cpu", "cpuset"}.intersection(options.split(","))}
+        elif kind == "cgroup2":
+            found[""] = Path(where)
+    return found
+
+
+def _write_if_there(path: Path, value: str) -> None:
+    if path.exists():
+        path.write_text(value)
