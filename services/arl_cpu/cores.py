@@ -1,8 +1,8 @@
 """Which cores an action gets. Whole-core amounts are exclusive among themselves."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from heapq import nsmallest
 
 from arl_core.fence import Fence
 
@@ -11,39 +11,42 @@ __all__ = ["CoreMap", "choose"]
 
 def choose(
     count: int,
-    candidates: Collection[int],
+    candidates: Iterable[int],
     *,
     nodes: Mapping[int, int],
     keep: Collection[int] = (),
-    load: Mapping[int, int] | None = None,
+    load: Counter[int] | None = None,
 ) -> tuple[int, ...]:
     """`count` of the candidates, or all where there are fewer.
 
     Those to keep come first, then cores of their NUMA nodes, then as few further nodes as possible: the fullest one
     that has enough. Inside a node the least loaded come first, then the highest numbers.
     """
-    load = load or {}
+    load = load if load is not None else Counter()
+    ordered = sorted(candidates, reverse=True)
+    ordered.sort(key=load.__getitem__)
+    if nodes:
+        ordered = _node_by_node(ordered, count, nodes=nodes, keep=keep, load=load)
+    if keep:
+        ordered.sort(key=lambda core: core not in keep)
+    return tuple(sorted(ordered[:count]))
 
-    def order(core: int) -> tuple[bool, int, int]:
-        return core not in keep, load.get(core, 0), -core
 
+def _node_by_node(
+    ordered: Iterable[int], count: int, *, nodes: Mapping[int, int], keep: Collection[int], load: Counter[int]
+) -> list[int]:
     by_node: dict[int, list[int]] = {}
-    for core in candidates:
+    for core in ordered:
         by_node.setdefault(nodes.get(core, 0), []).append(core)
-    if len(by_node) == 1:
-        return tuple(sorted(nsmallest(count, candidates, key=order)))
-    for cores in by_node.values():
-        cores.sort(key=order)
 
     def rank(node: int) -> tuple[int, bool, int, int, int]:
         cores = by_node[node]
         kept = sum(core in keep for core in cores)
         if len(cores) < count:
             return -kept, True, 0, -len(cores), node
-        return -kept, False, sum(load.get(core, 0) for core in cores[:count]), len(cores), node
+        return -kept, False, sum(load[core] for core in cores[:count]), len(cores), node
 
-    in_order = [core for node in sorted(by_node, key=rank) for core in by_node[node]]
-    return tuple(sorted(sorted(in_order, key=lambda core: core not in keep)[:count]))
+    return [core for node in sorted(by_node, key=rank) for core in by_node[node]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class CoreMap:
         self._nodes = nodes or {}
         self._exclusive: dict[int, Fence] = {}
         self._shares: dict[Fence, _Share] = {}
-        self._load = dict.fromkeys(self._cores, 0)
+        self._load = Counter(dict.fromkeys(self._cores, 0))
         """What fractions take of each core."""
 
     def assign(self, fence: Fence, cpu_milli: int) -> tuple[int, ...]:
@@ -74,7 +77,7 @@ class CoreMap:
         self._unshare(fence)
         if _is_whole(cpu_milli):
             had = tuple(core for core in had if not self._load[core])
-        candidates = [core for core in self._cores if self._exclusive.get(core, fence) == fence]
+        candidates = [core for core in self._cores if core not in self._exclusive or self._exclusive[core] == fence]
         chosen = choose(_width(cpu_milli), candidates or self._cores, nodes=self._nodes, keep=had, load=self._load)
         self._hold(fence, chosen, cpu_milli)
         return chosen
@@ -104,7 +107,7 @@ class CoreMap:
             self._unshare(fence)
             share = self._shares[fence] = _Share(cores, cpu_milli // len(cores))
             for core in cores:
-                self._load[core] = self._load.get(core, 0) + share.milli_each
+                self._load[core] += share.milli_each
 
     def _unshare(self, fence: Fence) -> None:
         if (share := self._shares.pop(fence, None)) is None:

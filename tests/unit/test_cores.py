@@ -33,8 +33,8 @@ class TestChoose:
         assert choose(2, [0, 4, 5, 6], nodes=TWO_SOCKETS, keep=[0, 4, 5, 6]) == (5, 6)
 
     def test_the_least_loaded_come_first(self) -> None:
-        assert choose(1, [0, 1, 2], nodes={}, load={2: 500, 1: 100, 0: 100}) == (1,)
-        assert choose(2, range(8), nodes=TWO_SOCKETS, load=dict.fromkeys((0, 1, 2, 6, 7), 1)) == (4, 5)
+        assert choose(1, [0, 1, 2], nodes={}, load=Counter({2: 500, 1: 100, 0: 100})) == (1,)
+        assert choose(2, range(8), nodes=TWO_SOCKETS, load=Counter((0, 1, 2, 6, 7))) == (4, 5)
 
     @given(
         st.integers(1, 8),
