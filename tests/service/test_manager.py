@@ -106,6 +106,13 @@ class TestStart:
             specs.append(await cpu.executor.next_start())
         assert sorted(core for spec in specs for core in spec.cores) == [0, 1]
 
+    @pytest.mark.parametrize(("elastic", "widest"), [(None, 0), ({"resource": "cpu_milli", "max": 4000}, 4000)])
+    async def test_the_executor_is_told_how_wide_a_resize_may_make_an_action(
+        self, cpu: Cpu, elastic: dict[str, object] | None, widest: int
+    ) -> None:
+        await cpu.offer(await cpu.granted(elastic=elastic))
+        assert (await cpu.executor.next_start()).widest_cpu_milli == widest
+
 
 class TestRefuse:
     async def test_what_does_not_fit_goes_back_to_the_queue(self, cpu: Cpu, rows: Rows) -> None:

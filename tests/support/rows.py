@@ -84,6 +84,7 @@ class Rows:
         self,
         *,
         demand: Mapping[str, int] = AMOUNTS,
+        elastic: Mapping[str, Any] | None = None,
         scope: str = "ephemeral",
         argv: tuple[str, ...] = ("true",),
         priority: int = 0,
@@ -97,6 +98,7 @@ class Rows:
             await _insert(connection, "actions", row)
             spec = {"id": row["id"], "class_key": hash(tuple(demand.items())) >> 1, "shape": "divisible"}
             texts = {"demand": demand, "environment": environment, "payload": payload}
+            texts |= {"elastic": elastic} if elastic is not None else {}
             spec |= {name: json.dumps(value) for name, value in texts.items()}
             await _insert(connection, "action_specs", spec | {"priority": priority, "timeout_s": 300.0})
         return UUID(str(row["id"]))
