@@ -168,10 +168,10 @@ class Executor(Protocol):
         """Hand attempts over. Each ends in exactly one `Report`, a failed set-up too."""
 
     async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
-        """Give running attempts other cores, without a restart; answered once they hold.
+        """Give running attempts other cores, without a restart. Returns once they hold.
 
-        The fences that run here, each with what its highest `amounts_seq` said. One that does not come back has ended,
-        or could not be changed and has what it had.
+        The fences that come back have what their highest `amounts_seq` said. One that doesn't has ended or is being
+        ended, or it could not be changed; then it has what it had.
         """
 
     async def kill(self, fences: Sequence[Fence]) -> None:

@@ -179,8 +179,8 @@ class TestTrajectories:
 class TestInternalRoutes:
     async def test_only_services_with_their_token_are_answered(self, system: System) -> None:
         async with httpx.AsyncClient() as client:
-            for url in ("admission", "scheduler", "cpu"):
-                path = {"admission": "admit", "scheduler": "freed", "cpu": "grants"}[url]
+            paths = (("admission", "admit"), ("scheduler", "freed"), ("cpu", "grants"), ("cpu", "resizes"))
+            for url, path in paths:
                 for token in (None, "wrong", system.token("gateway" if url != "admission" else "cpu")):
                     headers = {"authorization": f"Bearer {token}"} if token else {}
                     response = await client.post(f"{system.url_of(url)}/internal/{path}", json={}, headers=headers)

@@ -1,8 +1,8 @@
 """Do actions get the cores that they were granted, and how soon do they get others?
 
 Two busy processes under half a core, one and two, in an action and as a plain program in turn. Then the cores of a
-running action are changed, by the call that the scheduler makes of a CPU manager: how long until the call is answered,
-and until the use of cores has followed.
+running action are changed, by the internal call of the CPU manager that is the scheduler's: how long until it is
+answered, and until the use of cores has followed.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,8 @@ def plain_group(launcher: int) -> Iterator[PlainGroup]:
         yield PlainGroup(directories)
     finally:
         for directory in directories:
-            directory.rmdir()
+            with suppress(OSError):  # what broke off half-way is swept with the launcher's own
+                directory.rmdir()
 
 
 def _parents(launcher: int) -> list[Path]:

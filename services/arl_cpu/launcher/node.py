@@ -37,7 +37,7 @@ class Node:
     @property
     def running(self) -> tuple[RunningAttempt, ...]:
         return tuple(
-            _running(environment.attempt, environment.spec.id)
+            _running_attempt(environment.attempt, environment.spec.id)
             for environment in self._running.values()
             if environment.attempt is not None
         )
@@ -152,7 +152,7 @@ class Node:
             done()
 
 
-def _running(attempt: Attempt, environment: UUID) -> RunningAttempt:
+def _running_attempt(attempt: Attempt, environment: UUID) -> RunningAttempt:
     given = attempt.given
     return RunningAttempt(
         given.fence, environment, given.cores, cpu_milli=given.cpu_milli, amounts_seq=given.amounts_seq
