@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from arl_cpu.executor import Capability, Event
+from arl_cpu.templates.store import Store
 
 from . import syscalls, workdir
 from .cells import Host, Pool
@@ -38,6 +39,7 @@ _SETTINGS = (
     "TANGRAM_DRIVER",
     "TANGRAM_NODE_NAME",
     "TANGRAM_READY_ENVIRONMENTS",
+    "TANGRAM_TEMPLATES_DIR",
     _INSTEAD_OF,
 )
 _READY, _MOST_READY = 8, 1000
@@ -58,6 +60,8 @@ class Settings:
     node_name: str
     ready: int = 0
     """How many environments are made before anybody asks for them."""
+    templates: Path | None = None
+    """Of its store; None: there is only `host`."""
     instead_of: str = ""
 
     @classmethod
@@ -78,6 +82,7 @@ class Settings:
             driver=driver,
             node_name=node_name,
             ready=_number(variables, "TANGRAM_READY_ENVIRONMENTS", _READY),
+            templates=Path(variables["TANGRAM_TEMPLATES_DIR"]) if variables.get("TANGRAM_TEMPLATES_DIR") else None,
             instead_of=variables.get(_INSTEAD_OF, ""),
         )
 
@@ -167,6 +172,7 @@ def _run_driver(settings: Settings, driver: Driver, instead_of: str, *, check_on
         first_host_id=first_host_id,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
+        templates=Store(settings.templates) if settings.templates is not None else None,
     )
     _raise_open_files()  # after the fork: an agent closes every number below its limit
     try:

@@ -14,11 +14,11 @@ import subprocess
 import time
 from typing import Any, NoReturn
 
-from . import workspace
-from .channel import Channel, unpack
+from . import interpreter, workspace
+from .channel import Channel, as_file, unpack
 from .processes import Process, signal_each
 from .source import look_like_a_fresh_interpreter, run_source
-from .walls import Setup, Walls
+from .walls import Layers, Setup, Walls
 
 __all__ = ["CHANNEL_FD", "open_oom_score", "run", "serve"]
 
@@ -49,17 +49,19 @@ def run(agent_end: int, walls: Walls) -> NoReturn:
 
 def _serve(channel: Channel, walls: Walls) -> None:
     try:
-        if (message := _next(channel)) is None:
+        if (received := channel.receive()) is None:
             return
+        message, files = received
         os.setsid()
         oom_score = open_oom_score()
-        walls.prepare(message["base_prefix"])
+        walls.prepare(message["base_prefix"], Layers.of(message, files))
     except OSError as error:
         _fail(channel, error)
         return
     channel.send({"op": "prepared"})
-    if (message := _next(channel)) is not None:
-        serve(channel, walls, Setup.of(message), oom_score)
+    if (received := channel.receive()) is not None:
+        setup = {key: value for key, value in received[0].items() if key != "op"}
+        serve(channel, walls, Setup.of(setup), oom_score)
 
 
 def open_oom_score() -> int:
@@ -71,7 +73,7 @@ def serve(channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
     """Raise the last walls and obey until the channel ends."""
     try:
         walls.bind(setup)
-        look_like_a_fresh_interpreter(setup.base_prefix)
+        look_like_a_fresh_interpreter(setup.base_prefix if setup.is_host else None)
         agent = _Agent(channel, walls, setup, oom_score)
     except OSError as error:
         _fail(channel, error)
@@ -82,12 +84,6 @@ def serve(channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
 
 def _fail(channel: Channel, error: OSError) -> None:
     channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
-
-
-def _next(channel: Channel) -> dict[str, Any] | None:
-    """What to do next; None where nobody will say it any more."""
-    received = channel.receive()
-    return None if received is None else {key: value for key, value in received[0].items() if key != "op"}
 
 
 class _Agent:
@@ -160,7 +156,9 @@ class _Agent:
         # The kernel's choice among processes of this environment must fall on the action, not on the agent.
         self._set_oom_score(_OOM_FIRST)
         try:
-            if header["argv"] is None:
+            if header["argv"] is None and not self._setup.is_host:
+                action.pid = _spawn_source(source, header["env"], cwd, stdio)
+            elif header["argv"] is None:
                 action.pid = _fork_source(source.decode(errors="surrogatepass"), header["env"], cwd, stdio, self._walls)
             else:
                 action.pid = self._spawn(header["argv"], header["env"], cwd, stdio)
@@ -188,6 +186,9 @@ class _Agent:
         """As a shell would: 127 for a command that is not there, 126 for one that cannot be run."""
         if isinstance(error, BlockingIOError):
             self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
+            return
+        if action.header["argv"] is None and not self._setup.is_host:
+            self._refuse(f"{interpreter.MISSING}: {error}")
             return
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         os.write(stderr, f"cannot run {(action.header['argv'] or ['python'])[0]!r}: {error}\n".encode())
@@ -276,7 +277,7 @@ class _Action:
         self.cpu_us_before = _children_cpu_us()
 
 
-def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...]) -> int:
     """By vfork: copying this interpreter's page tables would cost more than the command."""
     os.chdir(cwd)
     ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
@@ -284,6 +285,14 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     program = _program(argv[0], env.get("PATH", os.defpath))
     return os.posix_spawn(program, argv, env, file_actions=ends, setsid=True, setsigdef=defaults)
+
+
+def _spawn_source(source: bytes, env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+    file = as_file(source)
+    try:
+        return _spawn(list(interpreter.COMMAND), env, cwd, (*stdio, file))
+    finally:
+        os.close(file)
 
 
 def _program(name: str, search: str) -> str:

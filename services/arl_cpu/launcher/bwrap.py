@@ -21,7 +21,7 @@ from .channel import Channel, as_file
 from .limits import limit, yield_cores
 from .mounts import WORKSPACE
 from .syscalls import MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_REC
-from .walls import Setup
+from .walls import Layers, Setup
 
 __all__ = ["BWRAP", "Bubblewrap", "problem", "serve_inside"]
 
@@ -51,7 +51,7 @@ def problem() -> str | None:
 class Bubblewrap(namespaces.Namespaces):
     """Outside: becomes bubblewrap. The process inside goes on with the same channel."""
 
-    def prepare(self, base_prefix: str) -> None:
+    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
         """Nothing: bubblewrap makes all at once, and has to be told the sizes."""
 
     def bind(self, setup: Setup) -> None:

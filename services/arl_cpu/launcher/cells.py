@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from arl_cpu.templates.store import Opened, Store
+
 from . import unsafe_local, workdir
 from .cgroups import Group, NoGroup, Tree
 from .channel import Channel
 from .drivers import Driver
 from .loop import Loop
 from .processes import Process, all_processes, descendants
+from .templating import layers_for
 from .zygote import Zygote
 
 __all__ = ["Cell", "Host", "Owner", "Pool"]
@@ -42,6 +45,7 @@ class Host:
     """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
     work_dir: Path
     base_prefix: str
+    templates: Store | None = None
     children: dict[int, "Cell"] = field(default_factory=dict)
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)
@@ -92,8 +96,8 @@ class Owner(Protocol):
 class Cell:
     """Made at once, prepared later, removed after its death. Raises OSError where none can be made."""
 
-    def __init__(self, host: Host, owner: Owner) -> None:
-        self._host, self.owner = host, owner
+    def __init__(self, host: Host, owner: Owner, template: Opened | None = None) -> None:
+        self._host, self.owner, self._template = host, owner, template
         self.is_prepared = False
         self.pid: int | None = None
         self.group: Group = NoGroup()
@@ -195,9 +199,21 @@ class Cell:
         self._host.loop.watch(self.channel.socket.fileno(), self._hear)
         self.owner.made()
         try:
-            self.channel.send({"op": "prepare", "base_prefix": self._host.base_prefix})
+            self._prepare(pid)
         except OSError:
             self.kill()  # the agent is gone already; its death is told like any other
+
+    def _prepare(self, pid: int) -> None:
+        said: dict[str, Any] = {"op": "prepare", "base_prefix": self._host.base_prefix}
+        if self._template is None:
+            self.channel.send(said)
+            return
+        said["layers"], copy = layers_for(self._template, pid)
+        try:
+            self.channel.send(said, [copy] if copy is not None else [])
+        finally:
+            if copy is not None:
+                os.close(copy)
 
     def _hear(self) -> None:
         received = self.channel.receive()
@@ -233,7 +249,7 @@ class Pool:
         self._done: Callable[[], None] = _nothing
 
     def take(self, owner: Owner) -> Cell:
-        """One that is ready, else one in the making, else a new one. Raises OSError where none can be made."""
+        """One that is ready, else one in the making, else a new one, of the template `host`. Raises OSError."""
         if not self._ready:
             return self.take_new(owner)
         waiting = next((each for each in self._ready if each.cell.is_prepared), self._ready[0])
@@ -243,9 +259,9 @@ class Pool:
         waiting.cell.owner = owner
         return waiting.cell
 
-    def take_new(self, owner: Owner) -> Cell:
-        """One that is made for this owner."""
-        return Cell(self._host, owner)
+    def take_new(self, owner: Owner, template: Opened | None = None) -> Cell:
+        """One that is made for this owner. Raises OSError."""
+        return Cell(self._host, owner, template)
 
     def fill(self) -> None:
         """Bring it to its size, one after the other: an action that starts meanwhile waits for one at most."""

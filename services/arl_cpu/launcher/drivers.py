@@ -30,6 +30,8 @@ class Driver:
     first_process: Callable[[int], int] = lambda pid: pid
     """The agent, from the process that the launcher knows."""
     has_walls: bool = True
+    has_templates: bool = False
+    """Its walls can stand around another file tree than the host's."""
     needs_reachable_python: bool = False
     """Actions run the host's interpreter where it lies, under another uid."""
     problem: Callable[[], str | None] = lambda: None
@@ -67,6 +69,7 @@ DRIVERS: Mapping[str, Driver] = {
             walls=Namespaces,
             zygote_unshares=True,
             ends_with_first=True,
+            has_templates=True,
             fix=_USER_NAMESPACES,
             mechanisms=_IN_NAMESPACES,
         ),

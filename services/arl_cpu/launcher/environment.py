@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from arl_cpu.executor import EnvironmentSpec, Report, Resize
+from arl_cpu.templates.store import Opened
 
 from . import workdir
 from .attempt import Attempt, Capture, Cause
@@ -18,6 +19,7 @@ from .cgroups import Usage
 from .channel import as_file, pack
 from .mounts import WORKSPACE
 from .processes import Process, pin
+from .templating import variables_of
 from .walls import Setup
 
 __all__ = ["Environment"]
@@ -38,8 +40,9 @@ class Environment:
         pool: Pool,
         on_report: Callable[[Report], None],
         on_gone: Callable[["Environment", str | None], None],
+        template: Opened | None = None,
     ) -> None:
-        self.spec, self._host = spec, host
+        self.spec, self._host, self._template = spec, host, template
         self._on_report, self._on_gone = on_report, on_gone
         self.attempt: Attempt | None = None
         self.is_ending = False
@@ -52,7 +55,7 @@ class Environment:
         self._left_open: list[Capture] = []
         self._has_left_behind = False
         self._pool = pool
-        self._take(pool.take)
+        self._take(pool.take if template is None else partial(pool.take_new, template=template))
 
     def begin(self, attempt: Attempt) -> None:
         """Run it as soon as the environment is ready. There must be no other."""
@@ -167,6 +170,7 @@ class Environment:
             workdir.make(self._cell.work_dir, self._cell.own_uid)
         return Setup(
             workspace=self._workspace(),
+            is_host=self._template is None,
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
             disk_mib=self.spec.disk_mib,
@@ -221,11 +225,10 @@ class Environment:
         if not runs and spec.env:
             self._variables = dict(spec.env)
         widest = max(spec.cpu_milli, spec.widest_cpu_milli)
-        ours = _environment_variables(self._host.base_prefix, self._workspace(), widest)
         header = {
             "runs": runs,
             "argv": spec.argv,
-            "env": {**ours, **self._variables, **spec.env},
+            "env": {**self._given_variables(), **_threads(widest), **self._variables, **spec.env},
             "cwd": spec.cwd,
             "fetch": spec.fetch,
             "files": list(spec.files),
@@ -247,7 +250,15 @@ class Environment:
         for capture in attempt.captures:
             capture.close_write_end()
 
+    def _given_variables(self) -> Mapping[str, str]:
+        workspace = self._workspace()
+        if self._template is not None:
+            return variables_of(self._template, workspace)
+        return _environment_variables(self._host.base_prefix, workspace)
+
     def _workspace(self) -> str:
+        if self._template is not None and self._template.template.workdir is not None:
+            return self._template.template.workdir
         return WORKSPACE if self._host.driver.ends_with_first else workdir.workspace_in(self._cell.work_dir)
 
     def _started(self, attempt: Attempt) -> None:
@@ -333,19 +344,23 @@ class Environment:
         for capture in self._left_open:
             self._host.loop.unwatch(capture.read_end)
             capture.close()
+        if self._template is not None:
+            self._template.close()
         self._on_gone(self, self._loss)
 
 
-def _environment_variables(base_prefix: str, workspace: str, widest_cpu_milli: int) -> dict[str, str]:
-    threads = str(max(1, widest_cpu_milli // 1000))
+def _threads(cpu_milli: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "PYTHON_CPU_COUNT")
+    return dict.fromkeys(names, str(max(1, cpu_milli // 1000)))
+
+
+def _environment_variables(base_prefix: str, workspace: str) -> dict[str, str]:
     prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
     return {
         "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
         "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary(workspace),  # noqa: S108  # its own
-        **dict.fromkeys(names, threads),
     }
 
 

@@ -14,7 +14,7 @@ from . import landlock_filter, seccomp, syscalls
 from .limits import limit, yield_cores
 from .mounts import DEVICES, ETC, SYSTEM
 from .processes import Process, descendants, sweep
-from .walls import Setup
+from .walls import Layers, Setup
 
 __all__ = ["Landlock", "abi"]
 
@@ -59,7 +59,7 @@ class Landlock:
         self._yields = self._sweeps_at_once = False
         self._next_look = 0.0
 
-    def prepare(self, base_prefix: str) -> None:
+    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
         """Nothing: its rules and its uid are cheap, and a uid once given up makes no rules for others' files."""
 
     def bind(self, setup: Setup) -> None:

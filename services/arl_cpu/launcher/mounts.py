@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import syscalls
@@ -19,7 +20,11 @@ __all__ = [
     "Sources",
     "area_options",
     "build_root",
+    "fill_dev",
+    "keep_mounts_private",
+    "make_proc",
     "mount_write_area",
+    "open_devices",
     "open_sources",
 ]
 
@@ -76,25 +81,34 @@ class Sources:
 
 def open_sources(base_prefix: str) -> Sources:
     """Look at the host's tree in this mount namespace, before the uid that may is given up."""
-    syscalls.mount("none", "/", None, MS_REC | MS_PRIVATE)
-    sources = Sources({}, {}, {}, {})
+    keep_mounts_private()
+    sources = Sources({}, {}, {}, open_devices())
     for path in (*SYSTEM, *(f"etc/{name}" for name in ETC)):
         _open_source(sources, path)
     if base_prefix == "/":
         raise OSError("the interpreter's prefix is the whole host")
     if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
         sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
-    for name in DEVICES:
-        sources.devices[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
     return sources
+
+
+def keep_mounts_private() -> None:
+    """What is mounted from here on nobody outside sees."""
+    syscalls.mount("none", "/", None, MS_REC | MS_PRIVATE)
+
+
+def open_devices() -> dict[str, int]:
+    return {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES}
 
 
 def build_root(sources: Sources) -> None:
     """Put the tree together, make it the root and let go of the host's. Nothing in it can be written yet."""
     syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
     _show(sources)
-    _make_dev(sources)
-    _make_proc()
+    os.mkdir(f"{_ROOT}/dev")
+    fill_dev(_ROOT, sources.devices)
+    os.mkdir(f"{_ROOT}/proc")
+    make_proc(_ROOT)
     for place in WRITABLE.values():
         os.makedirs(f"{_ROOT}{place}")
     syscalls.pivot_root(_ROOT)
@@ -152,22 +166,22 @@ def _show(sources: Sources) -> None:
             file.write(content)
 
 
-def _make_dev(sources: Sources) -> None:
-    os.mkdir(f"{_ROOT}/dev")
-    for name, source in sources.devices.items():
-        target = f"{_ROOT}/dev/{name}"
+def fill_dev(root: str, devices: Mapping[str, int]) -> None:
+    """The few that every program may use. Closes what was opened."""
+    for name, source in devices.items():
+        target = f"{root}/dev/{name}"
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
         syscalls.bind(source, target)
         os.close(source)
     for name, link in DEV_LINKS.items():
-        os.symlink(link, f"{_ROOT}/dev/{name}")
+        os.symlink(link, f"{root}/dev/{name}")
 
 
-def _make_proc() -> None:
-    proc = f"{_ROOT}/proc"
-    os.mkdir(proc)
+def make_proc(root: str) -> None:
+    """Of this pid namespace, without what tells of the host or changes it. The directory has to be there."""
+    proc = f"{root}/proc"
     syscalls.mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    null = os.open(f"{_ROOT}/dev/null", os.O_PATH | os.O_CLOEXEC)
+    null = os.open(f"{root}/dev/null", os.O_PATH | os.O_CLOEXEC)
     for name in MASKED_FILES:
         if os.path.exists(f"{proc}/{name}"):
             syscalls.bind(null, f"{proc}/{name}")

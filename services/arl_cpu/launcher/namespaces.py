@@ -3,10 +3,10 @@
 import os
 import signal
 
-from . import mounts, seccomp, syscalls
+from . import mounts, overlay, seccomp, syscalls
 from .limits import limit, yield_cores
 from .processes import Process, all_processes
-from .walls import Setup
+from .walls import Layers, Setup
 
 __all__ = ["Namespaces"]
 
@@ -18,17 +18,28 @@ class Namespaces:
 
     enters = False
 
-    def prepare(self, base_prefix: str) -> None:
+    def __init__(self) -> None:
+        self._template: overlay.TemplateRoot | None = None
+
+    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
         # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
-        sources = mounts.open_sources(base_prefix)
-        _take_the_one_id()
-        mounts.build_root(sources)
+        if layers is not None:
+            self._template = overlay.TemplateRoot.opened(layers)
+            _take_the_one_id()
+        else:
+            sources = mounts.open_sources(base_prefix)
+            _take_the_one_id()
+            mounts.build_root(sources)
         syscalls.bring_loopback_up()
         syscalls.set_hostname("sandbox")
 
     def bind(self, setup: Setup) -> None:
-        mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
+        if self._template is not None:
+            sizes = {"disk_mib": setup.disk_mib, "memory_mib": setup.memory_mib}
+            self._template.build(**sizes, workspace=setup.workspace)
+        else:
+            mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
         limit(setup, processes=setup.pids + 1)
         if not setup.has_cgroup:
             yield_cores()
@@ -53,12 +64,17 @@ class Namespaces:
             return
 
     def write_area_is_full(self) -> bool:
-        state = os.statvfs(mounts.WORKSPACE)
+        state = os.statvfs(self._area)
         return state.f_bavail == 0 or state.f_favail == 0
 
     def write_area_used_bytes(self) -> int:
-        state = os.statvfs(mounts.WORKSPACE)
+        state = os.statvfs(self._area)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+    @property
+    def _area(self) -> str:
+        """A place on what bounds all that is written. A template's user may remove any directory but this."""
+        return "/" if self._template is not None else mounts.WORKSPACE
 
     def exceeded(self) -> str | None:
         return None

@@ -10,11 +10,11 @@ from .attempt import Attempt, Cause
 from .cells import Host, Pool
 from .environment import Environment
 from .processes import Process
+from .templating import NoTemplate, open_template
 
 __all__ = ["Node"]
 
 _REMEMBERED_FENCES = 10_000
-_TEMPLATES = ("host",)
 
 
 class Node:
@@ -83,9 +83,6 @@ class Node:
             del self._acknowledged[next(iter(self._acknowledged))]
 
     def _begin(self, spec: ExecSpec) -> None:
-        if spec.environment.template not in _TEMPLATES:
-            self._refuse(spec, "setup_failed", f"this node has no template {spec.environment.template!r}")
-            return
         if (spec.argv is not None and spec.source is not None) or spec.argv == ():
             self._refuse(spec, "setup_failed", "at most one of argv and source must be given")
             return
@@ -96,9 +93,13 @@ class Node:
         if environment is None and not spec.environment.may_make:
             self._reported(_lost(spec))
             return
+        if environment is not None and environment.spec.template != spec.environment.template:
+            message = f"the environment was made from the template {environment.spec.template!r}"
+            self._refuse(spec, "setup_failed", f"{message}, not from {spec.environment.template!r}")
+            return
         try:
             environment = environment or self._make(spec.environment)
-        except OSError as error:
+        except (OSError, NoTemplate) as error:
             self._refuse(spec, "setup_failed", str(error))
             return
         try:
@@ -116,7 +117,14 @@ class Node:
         return environment is not None and environment.resize(resize)
 
     def _make(self, spec: EnvironmentSpec) -> Environment:
-        environment = Environment(spec, self._host, self._pool, self._reported, self._gone)
+        """Raises OSError, or NoTemplate."""
+        template = open_template(self._host.templates, self._host.driver, spec.template)
+        try:
+            environment = Environment(spec, self._host, self._pool, self._reported, self._gone, template)
+        except OSError:
+            if template is not None:
+                template.close()
+            raise
         self._all.add(environment)
         if spec.scope == "trajectory":
             self._persistent[spec.id] = environment

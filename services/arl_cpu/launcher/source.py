@@ -21,9 +21,16 @@ _NAME = "main.py"
 _CANNOT_FLUSH, _INTERRUPTED = 120, 130
 
 
-def look_like_a_fresh_interpreter(base_prefix: str) -> None:
-    """Once, in the process that every source will be a fork of: of a virtual environment outside nothing is visible."""
+def look_like_a_fresh_interpreter(base_prefix: str | None) -> None:
+    """Once, in the process that every source will be a fork of: of a virtual environment outside nothing is visible.
+
+    Without a prefix none will be, and what lies where this interpreter's modules were is not for it to import.
+    """
     os.environ.clear()
+    if base_prefix is None:
+        sys.path.clear()
+        sys.path_importer_cache.clear()
+        return
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     sys.argv = [_NAME]
     sys.prefix = sys.exec_prefix = base_prefix

@@ -19,12 +19,16 @@ __all__ = [
     "empty_bounding_set",
     "empty_capability_sets",
     "make_readonly",
+    "mapped_copy",
     "mount",
+    "mount_copy",
     "open_beneath",
+    "open_in_root",
     "pivot_root",
     "prctl",
     "raw",
     "set_hostname",
+    "sync_file_system",
     "unmount",
     "unshare",
 ]
@@ -42,10 +46,11 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_S
 
 _PIVOT_ROOT = {X86_64: 155, AARCH64: 41}
 _CAPSET = {X86_64: 126, AARCH64: 91}
-_OPENAT2, _MOUNT_SETATTR = 437, 442
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _AT_RECURSIVE, _AT_FDCWD, _AT_EMPTY_PATH = 0x8000, -100, 0x1000
-_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x100000
+_OPEN_TREE_CLONE, _MOVE_EMPTY_PATH = 1, 4
+_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x01, 0x02, 0x08, 0x10
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
@@ -75,6 +80,26 @@ def make_readonly(target: str, *, devices: bool = False, recursive: bool = True)
         _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), ctypes.c_uint(flags), wanted, len(wanted)),
         f"mount_setattr {target} (needs Linux 5.12)",
     )
+
+
+def mapped_copy(path: str, user_namespace: int) -> int:
+    """A read-only mount of `path` that is attached nowhere, in which files belong to whom that namespace says.
+
+    Needs root where the file system was mounted, and one that can be mapped.
+    """
+    copy = raw(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    wanted = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV | _ATTR_IDMAP, 0, 0, user_namespace)
+    try:
+        raw(_MOUNT_SETATTR, f"idmapped mount of {path}", copy, b"", _AT_EMPTY_PATH, wanted, len(wanted))
+    except OSError:
+        os.close(copy)
+        raise
+    return copy
+
+
+def mount_copy(copy: int, target: str) -> None:
+    """Attach what `mapped_copy` has made."""
+    raw(_MOVE_MOUNT, f"move_mount to {target}", copy, b"", _AT_FDCWD, target.encode(), _MOVE_EMPTY_PATH)
 
 
 def pivot_root(new_root: str) -> None:
@@ -120,8 +145,17 @@ def empty_capability_sets() -> None:
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
     """Open `path` below the directory; no symbolic link leads out of it, nor through /proc to this process."""
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    return _check(_libc.syscall(_OPENAT2, directory, os.fsencode(path), how, len(how)), path)
+    return _openat2(directory, path, flags, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+
+
+def open_in_root(directory: int, path: str, flags: int) -> int:
+    """Open `path` as if the directory were the root: absolute links and `..` stay in it, other mounts are closed."""
+    return _openat2(directory, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV)
+
+
+def sync_file_system(file: int) -> None:
+    """All of the file system that it lies on is on its device."""
+    _check(_libc.syncfs(ctypes.c_int(file)), "syncfs")
 
 
 def bring_loopback_up() -> None:
@@ -135,6 +169,11 @@ def raw(number: int, what: str, *arguments: object) -> int:
     """A call that has no function of its own here; integers are passed as longs."""
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
+
+
+def _openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _check(_libc.syscall(_OPENAT2, directory, os.fsencode(path), how, len(how)), path)
 
 
 def _check(result: int, what: str) -> int:

@@ -5,7 +5,7 @@ import signal
 
 from . import syscalls
 from .processes import MAX_SWEEPS, Process, all_processes, descendants, signal_each, sweep
-from .walls import Setup
+from .walls import Layers, Setup
 
 __all__ = ["UnsafeLocal", "end_strays"]
 
@@ -15,8 +15,8 @@ class UnsafeLocal:
 
     enters = False
 
-    def prepare(self, base_prefix: str) -> None:
-        del base_prefix
+    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
+        del base_prefix, layers
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
     def bind(self, setup: Setup) -> None:

@@ -1,11 +1,30 @@
 """What surrounds an agent, seen from inside."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .processes import Process
 
-__all__ = ["Setup", "Walls"]
+__all__ = ["Layers", "Setup", "Walls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Of the template that an environment begins with."""
+
+    directory: str
+    trees: tuple[str, ...]
+    """Paths in the directory, the highest first."""
+    copy: int | None = None
+    """A mount of the directory in which the files are the environment's own."""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any], files: Sequence[int]) -> "Layers | None":
+        """As the launcher says it to an agent."""
+        if (said := message.get("layers")) is None:
+            return None
+        return cls(said["directory"], tuple(said["trees"]), files[0] if files else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +32,8 @@ class Setup:
     """What an agent is told before it raises its walls."""
 
     workspace: str
+    is_host: bool
+    """Of the template `host`: the interpreter that the agent itself runs in can be seen."""
     base_prefix: str
     memory_mib: int
     disk_mib: int
@@ -37,8 +58,11 @@ class Walls(Protocol):
     enters: bool
     """Whether `enter` does anything."""
 
-    def prepare(self, base_prefix: str) -> None:
-        """Raise what is the same for everybody. Raises OSError where the host does not allow it."""
+    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
+        """Raise what is the same for all with this template. Raises OSError where the host does not allow it.
+
+        Without layers it is `host`, which is all that drivers without templates are asked for.
+        """
         ...
 
     def bind(self, setup: Setup) -> None:

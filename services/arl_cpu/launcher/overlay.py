@@ -1,0 +1,98 @@
+"""The file tree of a sandbox that begins with a template: its layers below, all that is written in one bounded area.
+
+overlayfs keeps what is written, and marks of what is removed, in the environment's own tmpfs; the layers on disk are
+never written. Only the devices, /proc and /dev/shm are not the template's.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+
+from . import mounts, syscalls
+from .mounts import WORKSPACE
+from .syscalls import MS_NODEV, MS_NOSUID
+from .walls import Layers
+
+__all__ = ["TemplateRoot"]
+
+_STAGE = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
+_ROOT, _AREA, _SHOWN = f"{_STAGE}/root", f"{_STAGE}/area", f"{_STAGE}/layers"
+_PLACES = ("dev", "proc", "tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRoot:
+    """What of the host it needs: opened before the uid that may is given up."""
+
+    layers: Layers
+    directory: int
+    devices: dict[str, int]
+
+    @classmethod
+    def opened(cls, layers: Layers) -> "TemplateRoot":
+        mounts.keep_mounts_private()
+        directory = layers.copy
+        if directory is None:
+            directory = os.open(layers.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(layers, directory, mounts.open_devices())
+
+    def build(self, *, disk_mib: int, memory_mib: int, workspace: str) -> None:
+        """Put it together, make it the root and let go of the host's."""
+        syscalls.mount("tmpfs", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=0755")
+        for path in (_ROOT, _AREA, _SHOWN):
+            os.mkdir(path)
+        self._show_layers()
+        options = mounts.area_options(disk_mib=disk_mib, memory_mib=memory_mib)
+        syscalls.mount("tmpfs", _AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
+        self._stack()
+        syscalls.unmount(_SHOWN)
+        for name in _PLACES:
+            _make_place(name)
+        self._make_dev()
+        mounts.make_proc(_ROOT)
+        syscalls.pivot_root(_ROOT)
+        # From here on links of the template lead nowhere else.
+        os.makedirs(WORKSPACE, exist_ok=True)
+        os.makedirs(workspace, exist_ok=True)
+        os.chdir(workspace)
+
+    def _show_layers(self) -> None:
+        if self.layers.copy is not None:
+            syscalls.mount_copy(self.directory, _SHOWN)
+        else:
+            syscalls.bind(self.directory, _SHOWN)
+        os.close(self.directory)
+
+    def _stack(self) -> None:
+        for name, mode in (("upper", 0o755), ("work", 0o700), ("shm", 0o1777)):
+            os.mkdir(f"{_AREA}/{name}")
+            os.chmod(f"{_AREA}/{name}", mode)
+        # Options have to fit in a page, and each layer has a long name.
+        os.chdir(_STAGE)
+        for number, tree in enumerate(self.layers.trees):
+            os.symlink(f"{_SHOWN}/{tree}", f"{_STAGE}/{number}")
+        below = ":".join(str(number) for number in range(len(self.layers.trees)))
+        options = f"lowerdir={below},upperdir=area/upper,workdir=area/work,userxattr"
+        syscalls.mount("overlay", _ROOT, "overlay", MS_NOSUID | MS_NODEV, options)
+
+    def _make_dev(self) -> None:
+        syscalls.mount("tmpfs", f"{_ROOT}/dev", "tmpfs", MS_NOSUID, "size=64k,nr_inodes=64,mode=0755")
+        mounts.fill_dev(_ROOT, self.devices)
+        shared_memory = f"{_ROOT}{mounts.WRITABLE['shm']}"
+        os.mkdir(shared_memory)
+        area = os.open(f"{_AREA}/shm", os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind(area, shared_memory)
+        os.close(area)
+        syscalls.make_readonly(f"{_ROOT}/dev", recursive=False)
+
+
+def _make_place(name: str) -> None:
+    """A directory, and nothing that leads elsewhere, for what is mounted on it."""
+    path = f"{_ROOT}/{name}"
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            return
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    os.mkdir(path)

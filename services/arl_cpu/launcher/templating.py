@@ -1,0 +1,69 @@
+"""A template as an environment uses it: its layers for the agent, and what it asks of every process."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from arl_cpu.templates.records import HOST
+from arl_cpu.templates.store import TREE, Opened, Store, UnknownTemplate
+
+from . import syscalls
+from .drivers import Driver
+
+__all__ = ["NoTemplate", "layers_for", "open_template", "variables_of"]
+
+# As container runtimes have it.
+_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",  # noqa: S108  # its own
+}
+
+
+class NoTemplate(Exception):
+    """The message says why this node cannot make such an environment."""
+
+
+def open_template(store: Store | None, driver: Driver, name: str) -> Opened | None:
+    """None for `host`. Its layers stay until it is closed. Raises NoTemplate."""
+    if name == HOST:
+        return None
+    if not driver.has_templates:
+        raise NoTemplate(f"the {driver.name} driver has no template but `host`; {name!r} needs the namespaces driver")
+    if store is None:
+        raise NoTemplate(f"this node has no template {name!r}: TANGRAM_TEMPLATES_DIR is not set")
+    try:
+        return store.open(name)
+    except UnknownTemplate:
+        there = ", ".join([HOST, *(each.name for each in store.list())])
+        raise NoTemplate(f"this node has no template {name!r}; it has {there}") from None
+
+
+def layers_for(opened: Opened, agent: int) -> tuple[dict[str, Any], int | None]:
+    """What the agent is told, and the layers' directory mounted so that the files are its own, where that can be done.
+
+    Else, or where the files belong to its uid as they are, it finds them by the path.
+    """
+    trees = [f"{layer}/{TREE}" for layer in reversed(opened.template.layers)]
+    said = {"directory": str(opened.layers.absolute()), "trees": trees}
+    if os.geteuid() != 0:
+        return said, None
+    try:
+        return said, _mapped(opened.layers, agent)
+    except OSError:
+        return said, None
+
+
+def variables_of(opened: Opened, workspace: str) -> Mapping[str, str]:
+    """Of every process, under what the action itself asks for."""
+    template = opened.template
+    return {**_VARIABLES, "HOME": template.home or workspace, **template.env}
+
+
+def _mapped(directory: Path, agent: int) -> int:
+    namespace = os.open(f"/proc/{agent}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return syscalls.mapped_copy(str(directory), namespace)
+    finally:
+        os.close(namespace)

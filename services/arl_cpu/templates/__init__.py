@@ -1,0 +1,1 @@
+"""Templates: file trees that environments begin with, kept on the node as content-addressed layers."""

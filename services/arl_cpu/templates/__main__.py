@@ -1,0 +1,58 @@
+"""What `tangram templates` starts: `DIRECTORY import PATH NAME MAX_MIB MAX_MEMBERS | list | rm NAME`.
+
+The answer is JSON on standard output; what is wrong is a sentence on standard error, with exit code 1.
+"""
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from .importing import import_template, remove_template
+from .refused import Refused
+from .store import InUse, Store, UnknownTemplate
+from .streams import Budget
+
+__all__ = ["main"]
+
+_MOST_MEMORY = 1 << 30
+"""Headers of an archive are read into memory, however large they say they are."""
+
+
+def main(arguments: list[str]) -> int:
+    os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    directory, command, *rest = arguments
+    store = Store(Path(directory))
+    try:
+        match command, rest:
+            case "import", [path, name, max_mib, max_members]:
+                budget = Budget(max_bytes=int(max_mib) << 20, max_members=int(max_members))
+                answer = [import_template(store, Path(path), name, budget=budget)]
+            case "list", []:
+                answer = list(store.list())
+            case "rm", [name]:
+                answer = [each for each in store.list() if each.name == name]
+                remove_template(store, name)
+            case _:
+                raise Refused(f"{command} {' '.join(rest)} is not understood")
+    except UnknownTemplate as unknown:
+        there = ", ".join(each.name for each in store.list()) or "none"
+        return _fail(f"there is no template {unknown}; there are: {there}")
+    except InUse as used:
+        return _fail(f"environments still live in {used.args[0].removesuffix('.json')}; end them first")
+    except (Refused, OSError) as error:
+        return _fail(str(error))
+    sys.stdout.write(json.dumps([asdict(template) for template in answer]) + "\n")
+    return 0
+
+
+def _fail(sentence: str) -> int:
+    sys.stderr.write(f"{sentence}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
