@@ -91,7 +91,7 @@ class ActionClass:
     demand: Demand
     resizable: bool = False
     requires: frozenset[str] = frozenset()
-    """Capabilities that its node must enforce."""
+    """What its node must enforce or have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

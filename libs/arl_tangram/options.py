@@ -24,6 +24,8 @@ class ExecOptions(TypedDict, total=False):
     scope: Literal["ephemeral", "trajectory"]
     """Default: `trajectory` where a trajectory is named, else `ephemeral`."""
     idle_ttl_s: int
+    template: str
+    """What the environment begins with: `host`, or an image imported by `tangram templates import`."""
     stdin: str
     env: Mapping[str, str]
     cwd: str
@@ -61,8 +63,7 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
     body |= {name: list(given[name]) for name in ("argv", "fetch", "require") if name in given}
     body["files"] = {path: _encoded(content) for path, content in given.get("files", {}).items()}
     body["environment"] = {"scope": given.get("scope") or ("trajectory" if "trajectory" in given else "ephemeral")}
-    if "idle_ttl_s" in given:
-        body["environment"]["idle_ttl_s"] = given["idle_ttl_s"]
+    body["environment"] |= {name: given[name] for name in ("idle_ttl_s", "template") if name in given}
     body["demand"] = {name: given[name] for name in _DEMAND if name in given}
     if "cpu" in given:
         cpu = given["cpu"]

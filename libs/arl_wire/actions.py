@@ -24,6 +24,7 @@ from arl_core.states import Outcome, State
 from arl_wire.errors import Problem
 
 __all__ = [
+    "HOST",
     "Action",
     "ActionPage",
     "ActionResult",
@@ -43,6 +44,8 @@ __all__ = [
     "WaitResponse",
 ]
 
+HOST = "host"
+"""The template that every node has."""
 MAX_CPU = 4096
 MAX_MIB = 64 << 20
 MAX_FILES = 1000
@@ -90,6 +93,7 @@ def _cpu_form(value: Any) -> str:
 Base64 = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
 Text = Annotated[str, AfterValidator(_no_nul)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
+TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
@@ -174,7 +178,11 @@ class EnvironmentRequest(Strict):
 
     id: UUID | None = Field(default=None, description="Of a living environment; instead of scope and trajectory")
     scope: Literal["ephemeral", "trajectory"] = "ephemeral"
-    template: Literal["host"] = "host"
+    template: TemplateName | None = Field(
+        default=None,
+        description="What it begins with: `host`, the node's own read-only system directories, or the name of an image "
+        "imported there, all of which can be written. Left out: the trajectory's, or `host`",
+    )
     idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
 
 

@@ -7,6 +7,7 @@ TangramError
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run it
 │   ├── RequirementNotEnforced  no node enforces what it requires
+│   ├── TemplateUnknown         no node has the template it begins with
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
 │   ├── QueueFull               the task has too many actions waiting
@@ -36,6 +37,7 @@ __all__ = [
     "RequestTimeout",
     "RequirementNotEnforced",
     "TangramError",
+    "TemplateUnknown",
     "TooLarge",
     "TooManyRequests",
     "Unauthenticated",
@@ -158,6 +160,10 @@ class DemandImpossible(Unprocessable):
 
 class RequirementNotEnforced(Unprocessable):
     code, title = "requirement_not_enforced", "No node enforces what the action requires"
+
+
+class TemplateUnknown(Unprocessable):
+    code, title = "template_unknown", "No node has this template"
 
 
 class IdempotencyKeyReused(Unprocessable):

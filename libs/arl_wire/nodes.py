@@ -4,9 +4,9 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-__all__ = ["Enforced", "Node", "NodeList"]
+__all__ = ["Enforced", "Node", "NodeList", "NodeTemplate"]
 
 
 class Enforced(BaseModel):
@@ -17,6 +17,14 @@ class Enforced(BaseModel):
     mechanism: str
     reason: str = ""
     fix: str = ""
+
+
+class NodeTemplate(BaseModel):
+    """A file tree that environments can begin with there, besides `host`."""
+
+    name: str
+    digest: str = Field(description="Of the image that it was made from")
+    bytes: int
 
 
 class Node(BaseModel):
@@ -32,6 +40,7 @@ class Node(BaseModel):
     running: int
     environments: int
     enforced: list[Enforced]
+    templates: list[NodeTemplate] = []
 
 
 class NodeList(BaseModel):

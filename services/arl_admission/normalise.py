@@ -143,7 +143,8 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 def _class_key(queue_id: int, action: SubmitAction, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, program and demand shape share a class."""
     program = action.argv[0] if action.argv else "python"
-    parts = [queue_id, action.kind, program, demand, elastic, action.environment.scope, sorted(action.require)]
+    home = [action.environment.scope, action.environment.template]
+    parts = [queue_id, action.kind, program, demand, elastic, home, sorted(action.require)]
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)
 

@@ -1,7 +1,7 @@
 """The statements of admission."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from uuid import UUID
 
@@ -11,11 +11,12 @@ from arl_admission.normalise import NewAction
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
+    "Home",
     "count_queued",
     "drop_empty_partitions",
     "end_trajectory",
     "ensure_queue",
-    "environment_sizes",
+    "environments_named",
     "forget_environments",
     "forget_keys",
     "insert_actions",
@@ -27,6 +28,15 @@ __all__ = [
     "table_sizes",
     "wish_cancel",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A living environment, as its first use made it."""
+
+    template: str
+    size: dict[str, int]
+
 
 ENSURE_QUEUE = text("""
     with made as (
@@ -155,8 +165,8 @@ WISH_CANCEL_OF_TRAJECTORY = text("""
                      for no key update)
 """)
 
-ENVIRONMENT_SIZES = text("""
-    select e.queue_id, e.trajectory, e.memory_mib, e.disk_mib, e.pids
+ENVIRONMENTS_NAMED = text("""
+    select e.queue_id, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids
       from environments as e
       join unnest(cast(:queue_ids as int[]), cast(:trajectories as text[])) as asked (queue_id, trajectory)
      using (queue_id, trajectory)
@@ -208,7 +218,11 @@ DROP_EMPTY_PARTITIONS = text("""
     select drop_empty_partitions(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
 """)
 
-NODE_CAPACITIES = text("select capacity::text as capacity, enforced::text as enforced from nodes where kind = 'cpu'")
+NODE_CAPACITIES = text("""
+    select capacity::text as capacity, enforced::text as enforced, templates::text as templates
+      from nodes
+     where kind = 'cpu'
+""")
 
 
 TABLE_SIZES = text("""
@@ -266,13 +280,15 @@ async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory:
     return await tx.execute(WISH_END_OF_TRAJECTORY, named) + await tx.execute(WISH_CANCEL_OF_TRAJECTORY, named)
 
 
-async def environment_sizes(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dict[tuple[int, str], dict[str, int]]:
+async def environments_named(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Home]:
     """What the first use of each environment made it, by queue and trajectory."""
     rows = await tx.fetch(
-        ENVIRONMENT_SIZES, {"queue_ids": [name[0] for name in names], "trajectories": [name[1] for name in names]}
+        ENVIRONMENTS_NAMED, {"queue_ids": [name[0] for name in names], "trajectories": [name[1] for name in names]}
     )
     return {
-        (row.queue_id, row.trajectory): {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib, "pids": row.pids}
+        (row.queue_id, row.trajectory): Home(
+            row.template, {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib, "pids": row.pids}
+        )
         for row in rows
     }
 

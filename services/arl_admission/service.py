@@ -11,6 +11,7 @@ from arl_admission import repository
 from arl_admission.backlog import Backlog
 from arl_admission.metrics import AdmissionMetrics
 from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normalise
+from arl_admission.repository import Home
 from arl_admission.settings import AdmissionSettings
 from arl_core.ledger import fits
 from arl_kit.batcher import Batcher
@@ -19,7 +20,7 @@ from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Row, Store, WriteTx
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import HOST, SubmitAction
 from arl_wire.errors import (
     DemandImpossible,
     FieldError,
@@ -27,7 +28,10 @@ from arl_wire.errors import (
     QueueFull,
     RequirementNotEnforced,
     TangramError,
+    TemplateUnknown,
     Unavailable,
+    Unprocessable,
+    ValidationFailed,
 )
 from arl_wire.internal import (
     AdmitAnswer,
@@ -44,6 +48,8 @@ from arl_wire.internal import (
 __all__ = ["Admission"]
 
 CAPACITY_REFRESH_S = 5.0
+UNKNOWN_REFRESH_S = 0.5
+"""When somebody names a template that nobody had."""
 HOMES_REFRESH_S = 5.0
 HOMES_REMEMBERED = 10_000
 QUEUE_FULL_RETRY_S = 1
@@ -52,11 +58,17 @@ WAITING = 20_000
 
 
 @dataclass(slots=True)
+class _Node:
+    capacity: dict[str, int]
+    enforced: set[str]
+    templates: set[str]
+
+
+@dataclass(slots=True)
 class _Fleet:
     """What the registered nodes have and enforce, for refusing what can never run."""
 
-    nodes: list[tuple[dict[str, int], set[str]]] = field(default_factory=list)
-    """Capacity and what is enforced."""
+    nodes: list[_Node] = field(default_factory=list)
     read_at: float = float("-inf")
 
 
@@ -67,8 +79,8 @@ class Admission:
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = _Fleet()
-        self._homes: dict[tuple[int, str], tuple[float, dict[str, int]]] = {}
-        """When the size of a trajectory's environment was read, and what it was."""
+        self._homes: dict[tuple[int, str], tuple[float, Home]] = {}
+        """When a trajectory's environment was read, and what it was."""
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
@@ -76,7 +88,7 @@ class Admission:
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
-        await self._refresh_fleet()
+        await self._refresh_fleet(items)
         answers: list[AdmitAnswer] = []
         futures = [self._refusal(item.action) or self._inserts.enqueue(item) for item in items]
         for future in futures:
@@ -129,30 +141,41 @@ class Admission:
         if not self._fleet.nodes:
             return None
         needed = demand_of(action)
-        wide_enough = [enforced for capacity, enforced in self._fleet.nodes if fits(needed, capacity)]
+        template = action.environment.template or HOST
+        having = [node for node in self._fleet.nodes if template in node.templates]
+        if not having:
+            return _unknown_template(template, self._fleet.nodes)
+        wide_enough = [node for node in having if fits(needed, node.capacity)]
         if not wide_enough:
-            return _impossible(needed, [capacity for capacity, _ in self._fleet.nodes])
+            return _impossible(needed, [node.capacity for node in having])
         wanted = {CAPABILITY_OF[name] for name in action.require}
-        if not any(wanted <= enforced for enforced in wide_enough):
+        if not any(wanted <= node.enforced for node in wide_enough):
             message = f"no node that is large enough enforces {', '.join(sorted(action.require))}"
             detail = f"{message}; `tangram doctor` says what is enforced and why"
             return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
         return None
 
-    async def _refresh_fleet(self) -> None:
+    async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:
         now = time.monotonic()
-        if now - self._fleet.read_at < CAPACITY_REFRESH_S:
+        age_s = now - self._fleet.read_at
+        if age_s < (CAPACITY_REFRESH_S if self._has_all(items) else UNKNOWN_REFRESH_S):
             return
         self._fleet.read_at = now
         async with self._store.read() as tx:
             rows = await repository.node_capacities(tx)
         self._fleet.nodes = [
-            (
+            _Node(
                 json.loads(row.capacity),
                 {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"},
+                {HOST, *(entry["name"] for entry in json.loads(row.templates))},
             )
             for row in rows
         ]
+
+    def _has_all(self, items: Sequence[AdmitItem]) -> bool:
+        """Whether a template that they name may have been imported since the last look."""
+        known = {None}.union(*(node.templates for node in self._fleet.nodes))
+        return all(item.action.environment.template in known for item in items)
 
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
@@ -160,7 +183,7 @@ class Admission:
         await self._backlog.look(Counter(self._queue_of(item) for item in items))
         async with self._store.statement() as tx:
             # What is refused here binds no key, so that the same request may succeed later.
-            refused = await self._too_large(tx, items) | await self._over_limit(tx, items)
+            refused = await self._unlike_home(tx, items) | await self._over_limit(tx, items)
             fitting = [at for at in range(len(items)) if at not in refused]
             new = self._first_of_each_key(items, fitting)
             inserted = await self._insert_new(tx, list(new.values()))
@@ -233,8 +256,8 @@ class Admission:
                 over[at] = _queue_full(item.action.task, self._backlog.limit(queue))
         return over
 
-    async def _too_large(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
-        """An environment keeps the size of its first use; who asks for more learns that now and not by a limit."""
+    async def _unlike_home(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
+        """An environment keeps the size and template of its first use; who asks for another learns that now."""
         names = {
             at: (self._queue_of(item), item.action.trajectory)
             for at, item in enumerate(items)
@@ -246,17 +269,17 @@ class Admission:
         unsure = {name for at, name in names.items() if not self._fits_as_seen(items[at].action, name, now)}
         if not unsure:
             return {}
-        sizes = await repository.environment_sizes(tx, sorted(unsure))
+        homes = await repository.environments_named(tx, sorted(unsure))
         if len(self._homes) > HOMES_REMEMBERED:
             self._homes.clear()
-        self._homes |= {name: (now, size) for name, size in sizes.items()}
-        refusals = {at: _larger_than(items[at].action, sizes.get(name)) for at, name in names.items()}
+        self._homes |= {name: (now, home) for name, home in homes.items()}
+        refusals = {at: _unlike(items[at].action, homes.get(name)) for at, name in names.items()}
         return {at: error for at, error in refusals.items() if error is not None}
 
     def _fits_as_seen(self, action: SubmitAction, name: tuple[int, str], now: float) -> bool:
         """Nothing is refused by memory: an environment of that name may be another by now."""
-        seen_at, size = self._homes.get(name, (float("-inf"), None))
-        return now - seen_at < HOMES_REFRESH_S and size is not None and _larger_than(action, size) is None
+        seen_at, home = self._homes.get(name, (float("-inf"), None))
+        return now - seen_at < HOMES_REFRESH_S and home is not None and _unlike(action, home) is None
 
 
 def _answered(
@@ -278,14 +301,17 @@ def _answered(
     return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
 
 
-def _larger_than(action: SubmitAction, size: dict[str, int] | None) -> DemandImpossible | None:
-    if size is None:
+def _unlike(action: SubmitAction, home: Home | None) -> Unprocessable | None:
+    if home is None:
         return None
+    if action.environment.template not in (None, home.template):
+        message = f"the environment was made from {home.template!r}; end the trajectory for another"
+        return ValidationFailed(message, errors=[FieldError(field="environment.template", message=message)])
     errors = [
         FieldError(
             field=f"demand.{name}", message=f"asks for {getattr(action.demand, name)}, the environment has {has}"
         )
-        for name, has in size.items()
+        for name, has in home.size.items()
         if getattr(action.demand, name) > has
     ]
     if not errors:
@@ -301,6 +327,12 @@ def _queue_full(task: str, limit: int) -> QueueFull:
 
 def _queued(action: NewAction, row: Row) -> QueuedAction:
     return action.queued(submitted=row.submitted, deadline=row.deadline)
+
+
+def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:
+    there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
+    message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
+    return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
 
 
 def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) -> DemandImpossible:

@@ -32,7 +32,8 @@ class EnvironmentSpec:
 
     id: UUID
     scope: Literal["ephemeral", "trajectory"]
-    template: str
+    template: str | None
+    """What it begins with. None: what it began with, else `host`."""
     memory_mib: int
     disk_mib: int
     pids: int

@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from arl_cpu.settings import CpuSettings
+from arl_cpu.templates.store import Store
 
-__all__ = ["capacity_of", "cores_of", "numa_nodes_of"]
+__all__ = ["TemplateShelf", "capacity_of", "cores_of", "numa_nodes_of"]
 
 NUMA_NODES = Path("/sys/devices/system/node")
 RESERVE_FROM_CORES = 8
@@ -50,6 +52,29 @@ def _cores_in(ranges: str) -> list[int]:
         if first:
             found += range(int(first), int(last or first) + 1)
     return found
+
+
+class TemplateShelf:
+    """What can be begun with on this node besides `host`. A look costs one system call while nothing has changed."""
+
+    def __init__(self, directory: Path | None, *, can_use: bool) -> None:
+        self._store = Store(directory) if directory is not None and can_use else None
+        self._stamp: int | None = None
+
+    def changed(self) -> list[dict[str, Any]] | None:
+        """What there is, where that is not what was said last."""
+        if self._store is None:
+            return None
+        stamp = self._store.stamp
+        if stamp == self._stamp:
+            return None
+        found = [{"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list()]
+        self._stamp = stamp
+        return found
+
+    def forget(self) -> None:
+        """What was said last has not arrived."""
+        self._stamp = None
 
 
 def _memory_mib() -> int:

@@ -18,7 +18,7 @@ from arl_cpu import repository
 from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, RunningAttempt
 from arl_cpu.heartbeat import Heartbeat
 from arl_cpu.holdings import Attempt, Holdings
-from arl_cpu.inventory import capacity_of, cores_of, numa_nodes_of
+from arl_cpu.inventory import TemplateShelf, capacity_of, cores_of, numa_nodes_of
 from arl_cpu.metrics import CpuMetrics
 from arl_cpu.resizes import Resizes
 from arl_cpu.settings import CpuSettings
@@ -73,6 +73,7 @@ class Manager:
         self._events: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._enforced: frozenset[str] = frozenset()
+        self._templates = TemplateShelf(None, can_use=False)
         self.node_id = 0
         self.epoch = UUID(int=0)
         self.failed: str | None = "the manager has not registered yet"
@@ -82,6 +83,8 @@ class Manager:
         state = await self._executor.connect()
         self.epoch = state.node_epoch
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
+        can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
+        self._templates = TemplateShelf(self._settings.templates_dir, can_use=can_use)
         async with self._store.write() as tx:
             self.node_id = await repository.register(tx, self._describe(state))
         await self._adopt(state)
@@ -244,6 +247,7 @@ class Manager:
 
     async def _poll(self) -> bool:
         """The truth: grants that no hint brought, cancel wishes, fences lost, environments to end."""
+        await self._publish_templates()
         before, recorded = self._holdings.fences, self._holdings.recorded_environments
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
@@ -270,6 +274,18 @@ class Manager:
         ]
         if resizes:
             await self._resizes.apply(resizes)
+
+    async def _publish_templates(self) -> None:
+        """Those that were imported or removed since the last look."""
+        if (templates := self._templates.changed()) is None:
+            return
+        try:
+            async with self._store.write() as tx:
+                await repository.publish_templates(tx, json.dumps(templates), node_id=self.node_id, epoch=self.epoch)
+        except Exception:
+            self._templates.forget()
+            raise
+        self._hint_freed([], requeued=[])
 
     async def _kill(self, fences: set[Fence]) -> None:
         new = sorted(fences - self._killed)
@@ -364,6 +380,7 @@ class Manager:
             "capacity": json.dumps(self._holdings.capacity),
             "topology": json.dumps({"cores": list(self._cores), "numa_nodes": self._nodes}),
             "enforced": json.dumps([asdict(capability) for capability in state.capabilities]),
+            "templates": json.dumps(self._templates.changed() or []),
         }
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "load",
     "lose_environments",
     "poll",
+    "publish_templates",
     "refuse",
     "register",
     "settle",
@@ -27,13 +28,18 @@ __all__ = [
 ]
 
 REGISTER = text("""
-    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced)
+    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
     values (:name, 'cpu', :url, :epoch, :driver, cast(:capacity as jsonb), cast(:topology as jsonb),
-            cast(:enforced as jsonb))
+            cast(:enforced as jsonb), cast(:templates as jsonb))
         on conflict (name) do update
        set url = excluded.url, epoch = excluded.epoch, driver = excluded.driver, capacity = excluded.capacity,
-           topology = excluded.topology, enforced = excluded.enforced, registered_at = now()
+           topology = excluded.topology, enforced = excluded.enforced, templates = excluded.templates,
+           registered_at = now()
  returning id
+""")
+
+PUBLISH_TEMPLATES = text("""
+    update nodes set templates = cast(:templates as jsonb) where id = :node_id and epoch = :epoch
 """)
 
 FIRST_BEAT = text("""
@@ -117,9 +123,10 @@ START = text(f"""
     ), made as (
         insert into environments (id, project_id, queue_id, trajectory, node_id, node_epoch, template, memory_mib,
                                   disk_mib, pids, idle_ttl_s)
-        select started.environment_id, project_id, queue_id, trajectory, :node_id, :epoch, s.environment ->> 'template',
-               (s.environment ->> 'memory_mib')::int, (s.environment ->> 'disk_mib')::int,
-               (s.environment ->> 'pids')::int, (s.environment ->> 'idle_ttl_s')::int
+        select started.environment_id, project_id, queue_id, trajectory, :node_id, :epoch,
+               coalesce(s.environment ->> 'template', 'host'), (s.environment ->> 'memory_mib')::int,
+               (s.environment ->> 'disk_mib')::int, (s.environment ->> 'pids')::int,
+               (s.environment ->> 'idle_ttl_s')::int
           from started
           join action_specs as s using (id)
          where started.environment_id is not null
@@ -265,6 +272,11 @@ async def register(tx: WriteTx, node: dict[str, Any]) -> int:
     await tx.execute(FIRST_BEAT, {"node_id": node_id, "epoch": node["epoch"]})
     await tx.execute(LOSE_OTHER_EPOCHS, {"node_id": node_id, "epoch": node["epoch"]})
     return node_id
+
+
+async def publish_templates(tx: WriteTx, templates: str, *, node_id: int, epoch: UUID) -> None:
+    """Say which there are now. Under another epoch somebody else says it."""
+    await tx.execute(PUBLISH_TEMPLATES, {"templates": templates, "node_id": node_id, "epoch": epoch})
 
 
 async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> Found:

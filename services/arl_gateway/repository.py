@@ -168,6 +168,7 @@ LIST_NODES = text("""
     select nodes.name, nodes.kind, nodes.driver, nodes.epoch, nodes.capacity::text as capacity, nodes.registered_at,
            node_beats.last_beat, node_beats.last_beat > now() - make_interval(secs => :ttl_s) as alive,
            nodes.cordoned_at is not null as cordoned, nodes.enforced::text as enforced,
+           nodes.templates::text as templates,
            (select count(*) from actions where node_id = nodes.id and state in ('granted', 'running')) as running,
            (select count(*) from environments
              where node_id = nodes.id and ended_at is null and lost_at is null) as environments

@@ -9,7 +9,7 @@ from arl_core.states import State
 from arl_store.tx import Row
 from arl_wire.actions import Action, ActionResult, OutputStream, Times
 from arl_wire.audit import Audit
-from arl_wire.nodes import Enforced, Node
+from arl_wire.nodes import Enforced, Node, NodeTemplate
 
 __all__ = ["action_of", "audit_of", "node_of", "version_of"]
 
@@ -66,6 +66,7 @@ def node_of(row: Row) -> Node:
         running=row.running,
         environments=row.environments,
         enforced=[Enforced(**entry) for entry in json.loads(row.enforced)],
+        templates=[NodeTemplate(**entry) for entry in json.loads(row.templates)],
     )
 
 

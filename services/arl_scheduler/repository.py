@@ -76,7 +76,7 @@ POLL = text(f"""
                and state <> 'settled' -- so that the partial index of cancel wishes serves this
                and cancel_requested_at is not null) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
-              from (select nodes.id, kind, url, nodes.epoch, capacity, enforced,
+              from (select nodes.id, kind, url, nodes.epoch, capacity, enforced, templates,
                            cordoned_at is not null or drain_requested_at is not null as closed,
                            extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign
                       from nodes

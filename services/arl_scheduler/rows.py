@@ -12,11 +12,14 @@ from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Demand, Elastic, Shape
 from arl_core.states import State
+from arl_wire.actions import HOST
 from arl_wire.internal import QueuedAction
 
 __all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result", "queued_rows"]
 
 _QUEUED = TypeAdapter(list[QueuedAction])
+_TEMPLATE = "template:{}"
+"""Among what is required of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class NodeRow:
     epoch: UUID
     capacity: Mapping[str, int]
     enforces: frozenset[str]
+    """What an action may require of it: limits that it holds, templates that it has."""
     closed: bool
     """Cordoned or draining: nothing new goes there."""
     last_sign: float
@@ -98,8 +102,19 @@ def class_of(action: QueuedAction) -> ActionClass:
         kind=action.kind,
         shape=Shape(action.shape),
         demand=Demand(minimum=dict(action.demand), elastic=_elastic(elastic) if elastic else None),
-        requires=frozenset(action.environment.get("require", ())),
+        requires=frozenset(action.environment.get("require", ())) | _template(action.environment),
     )
+
+
+def _template(environment: Mapping[str, Any]) -> frozenset[str]:
+    """`host` is everywhere."""
+    name = environment.get("template") or HOST
+    return frozenset() if name == HOST else frozenset({_TEMPLATE.format(name)})
+
+
+def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
+    limits = {each["name"] for each in entry["enforced"] if each["level"] == "enforced"}
+    return frozenset(limits | {_TEMPLATE.format(each["name"]) for each in entry["templates"]})
 
 
 def _elastic(entry: Mapping[str, Any]) -> Elastic:
@@ -142,7 +157,7 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
         url=entry["url"],
         epoch=UUID(entry["epoch"]),
         capacity=entry["capacity"],
-        enforces=frozenset(each["name"] for each in entry["enforced"] if each["level"] == "enforced"),
+        enforces=_enforced(entry),
         closed=entry["closed"],
         last_sign=entry["last_sign"],
     )

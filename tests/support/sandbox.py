@@ -201,9 +201,7 @@ def _end_with_the_test() -> None:
 async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncIterator[Bench]:
     """A launcher with a manager connected, ended afterwards. Unless told otherwise nothing stands ready in it."""
     templates = str(directory / "templates")
-    launcher = Launcher(
-        directory, driver, TANGRAM_READY_ENVIRONMENTS=str(ready), TANGRAM_TEMPLATES_DIR=templates
-    )
+    launcher = Launcher(directory, driver, TANGRAM_READY_ENVIRONMENTS=str(ready), TANGRAM_TEMPLATES_DIR=templates)
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
     bench = Bench(client, await client.connect(), launcher)

@@ -80,6 +80,10 @@ class Plan:
     def _launcher_socket(self) -> Path:
         return self.state.run / "launcher.sock"
 
+    @property
+    def _templates(self) -> str:
+        return self.environment.get("TANGRAM_TEMPLATES_DIR") or str(self.state.path / "templates")
+
     def _launcher(self) -> ProcessSpec:
         env = {
             **self._passed_on(),
@@ -87,6 +91,7 @@ class Plan:
             "TANGRAM_LAUNCHER_DIR": str(self.state.path / "launcher"),
             "TANGRAM_DRIVER": self.options.driver,
             "TANGRAM_NODE_NAME": socket.gethostname(),
+            "TANGRAM_TEMPLATES_DIR": self._templates,
         }
         ready = _listening(self._launcher_socket)
         return replace(
@@ -119,6 +124,7 @@ class Plan:
             "TANGRAM_NODE_NAME": socket.gethostname(),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_DRIVER": self.options.driver,
+            "TANGRAM_TEMPLATES_DIR": self._templates,
             **({"TANGRAM_CPU_CORES": self.options.cores} if self.options.cores else {}),
         }
 

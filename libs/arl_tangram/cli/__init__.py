@@ -8,7 +8,19 @@ import sys
 
 import typer
 
-from arl_tangram.cli import actions, audit, bench, demo, doctor, environments, keys, lifecycle, logs, queues
+from arl_tangram.cli import (
+    actions,
+    audit,
+    bench,
+    demo,
+    doctor,
+    environments,
+    keys,
+    lifecycle,
+    logs,
+    queues,
+    templates,
+)
 from arl_tangram.cli.output import EXIT_FAILED
 
 __all__ = ["app", "main"]
@@ -20,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (lifecycle, logs, doctor, audit, actions, environments, keys, queues, demo, bench):
+for module in (lifecycle, logs, doctor, audit, actions, environments, keys, queues, templates, demo, bench):
     module.register(app)
 
 

@@ -45,6 +45,7 @@ def submit(
     source: Annotated[Path | None, typer.Option(help="A Python file to run instead; - for standard input.")] = None,
     task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
     trajectory: Annotated[str | None, typer.Option(help="Run in this trajectory's environment.")] = None,
+    template: Annotated[str | None, typer.Option(help="What it begins with; see `tangram templates`.")] = None,
     cpu: Annotated[float, typer.Option(help="Cores.")] = 1.0,
     memory_mib: Annotated[int, typer.Option(help="Memory.")] = 512,
     timeout_s: Annotated[float, typer.Option(help="Of the execution, not of the queue.")] = 300.0,
@@ -60,6 +61,8 @@ def submit(
         options["source"] = sys.stdin.read() if str(source) == "-" else _read_text(source)
     if trajectory is not None:
         options["trajectory"] = trajectory
+    if template is not None:
+        options["template"] = template
     options["files"] = {path.name: _read(path) for path in file or []}
     with connected(directory) as tangram:
         action = tangram.submit(**options) if no_wait else tangram.run(**options)

@@ -44,6 +44,8 @@ def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
         for node in nodes:
             stdout.print(f"\nwhat confines actions on {node.get('name', '?')}", markup=False)
             stdout.print(_capabilities_table(node.get("enforced") or []))
+            if names := [template["name"] for template in node.get("templates") or []]:
+                stdout.print(f"templates besides host: {', '.join(names)}", markup=False)
     if any(f.level is Level.FAIL for f in findings):
         raise typer.Exit(EXIT_FAILED)
 

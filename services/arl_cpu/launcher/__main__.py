@@ -26,6 +26,7 @@ from .loop import Loop
 from .node import Node
 from .python import SOURCES, reachable, suits
 from .selftest import NotPossible, probe, without_walls
+from .selftest_templates import probe_templates
 from .server import Server
 from .zygote import start_zygote
 
@@ -197,6 +198,7 @@ def _serve(settings: Settings, host: Host, instead_of: str, *, check_only: bool)
         raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
     try:
         capabilities = probe(host, settings.directory) if driver.has_walls else without_walls()
+        capabilities = (*capabilities, probe_templates(host, settings.directory))
     except OSError as problem:
         raise NotPossible(str(problem)) from problem
     if instead_of:

@@ -13,8 +13,9 @@ def start():
     with os.fdopen({_SOURCE_FD}, "rb") as file:
         text = file.read()
     def show(kind, error, trace):
+        import traceback
         trace = trace.tb_next if trace else None
-        sys.__excepthook__(kind, error.with_traceback(trace), trace)
+        traceback.print_exception(kind, error.with_traceback(trace), trace)
     sys.argv, sys.path[0], sys.excepthook = ["main.py"], os.getcwd(), show
     linecache.cache["main.py"] = (len(text), None, text.decode("utf-8", "replace").splitlines(True), "main.py")
     globals()["__file__"] = "main.py"

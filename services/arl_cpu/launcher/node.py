@@ -1,10 +1,12 @@
 """Everything a launcher holds: environments, running attempts, and reports until they are acknowledged."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report, Resize, RunningAttempt
+from arl_cpu.templates.records import HOST
 
 from .attempt import Attempt, Cause
 from .cells import Host, Pool
@@ -93,7 +95,7 @@ class Node:
         if environment is None and not spec.environment.may_make:
             self._reported(_lost(spec))
             return
-        if environment is not None and environment.spec.template != spec.environment.template:
+        if environment is not None and spec.environment.template not in (None, environment.spec.template):
             message = f"the environment was made from the template {environment.spec.template!r}"
             self._refuse(spec, "setup_failed", f"{message}, not from {spec.environment.template!r}")
             return
@@ -118,7 +120,9 @@ class Node:
 
     def _make(self, spec: EnvironmentSpec) -> Environment:
         """Raises OSError, or NoTemplate."""
-        template = open_template(self._host.templates, self._host.driver, spec.template)
+        name = spec.template or HOST
+        spec = replace(spec, template=name)
+        template = open_template(self._host.templates, self._host.driver, name)
         try:
             environment = Environment(spec, self._host, self._pool, self._reported, self._gone, template)
         except OSError:

@@ -23,6 +23,7 @@ __all__ = [
 ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
 """As the kernel says it → as images say it."""
 MOST_LAYERS = 200
+_REF = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 
@@ -59,9 +60,6 @@ def image_in(index: Mapping[str, Any], architecture: str) -> str:
         named = ", ".join(str(_dict(entry, "annotations").get(_REF, entry["digest"])) for entry in found)
         raise Refused(f"there are several images in it: {named}; save the one you want by itself")
     return next(iter(digests))
-
-
-_REF = "org.opencontainers.image.ref.name"
 
 
 def of_oci(manifest: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> Image:

@@ -44,10 +44,13 @@ class _Layer:
     left_out: int
 
 
-def import_template(store: Store, path: Path, name: str, *, budget: Budget, image: Image | None = None) -> Template:
+def import_template(
+    store: Store, path: Path, name: str, *, budget: Budget, image: Image | None = None, durable: bool = True
+) -> Template:
     """All of it or nothing; layers that are there already are not unpacked again. `image` says how to use a directory.
 
-    Raises Refused. An environment that was made from an earlier template of this name keeps its files.
+    Raises Refused. `durable` also outlives a power failure. An environment that was made from an earlier template of
+    this name keeps its files.
     """
     check_name(name)
     kind = identify(path)
@@ -61,6 +64,8 @@ def import_template(store: Store, path: Path, name: str, *, budget: Budget, imag
             with _told(path), opened(path) as blobs:
                 image, digest = image_of(blobs)
                 layers = [_take_layer(store, blobs, layer, budget) for layer in image.layers]
+        if durable:
+            _persist(store.layers)
         template = Template(
             name=name,
             digest=digest,
@@ -72,8 +77,8 @@ def import_template(store: Store, path: Path, name: str, *, budget: Budget, imag
             home=_home(store, layers),
             left_out=sum(layer.left_out for layer in layers),
         )
-        replace_file(store.path_of(name), template.dumps())
-        _remove_unused(store)
+        replace_file(store.path_of(name), template.dumps(), durable=durable)
+        _clear(store)
     return template
 
 
@@ -86,7 +91,7 @@ def remove_template(store: Store, name: str) -> None:
             raise UnknownTemplate(name)
         with store.unused(path):
             path.unlink()
-        _remove_unused(store)
+        _clear(store)
 
 
 def _take_directory(store: Store, path: Path, budget: Budget) -> _Layer:
@@ -143,7 +148,6 @@ def _unpack(
         layer = _Layer(_directory_of(digesting.digest), digesting.count, left_out)
         (partial / _ABOUT).write_text(json.dumps(asdict(layer)))
         partial.chmod(0o755)
-        _persist(partial)
         if not (store.layers / layer.name).exists():
             partial.rename(store.layers / layer.name)
     finally:
@@ -182,13 +186,9 @@ def _home(store: Store, layers: list[_Layer]) -> str | None:
 
 
 def _clear(store: Store) -> None:
-    """What an import that was killed has left."""
+    """What an import that was killed has left, and layers that no template has and no environment uses."""
     for path in store.layers.glob(f"{_PARTIAL}*"):
         workdir.remove(path)
-
-
-def _remove_unused(store: Store) -> None:
-    """Layers that no template has and no environment uses; others are left for the next time."""
     needed = {layer for template in store.list() for layer in template.layers}
     for path in sorted(store.layers.iterdir()):
         if path.name not in needed:

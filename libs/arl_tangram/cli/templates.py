@@ -1,0 +1,116 @@
+"""`templates`: file trees of this node that environments begin with, besides its own system directories."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, print_json, stderr, stdout
+from arl_tangram.cli.state import DirOption, LocalState
+from arl_wire.nodes import Node
+
+__all__ = ["register"]
+
+SEEN_WITHIN_S = 20.0
+LOOK_AGAIN_S = 0.25
+
+group = typer.Typer(no_args_is_help=True, help="What environments on this machine can begin with, besides `host`.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(group, name="templates")
+
+
+@group.command("import")
+def import_template(
+    directory: DirOption,
+    path: Annotated[
+        Path,
+        typer.Argument(help="A root directory, an OCI image layout (directory or tar), or a `docker save` archive."),
+    ],
+    name: Annotated[str, typer.Option(help="What actions call it.")],
+    max_mib: Annotated[int, typer.Option(min=1, help="Refuse what unpacks to more.")] = 32 << 10,
+    max_members: Annotated[int, typer.Option(min=1, help="Refuse what has more files.")] = 2_000_000,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Unpack an image on this machine; environments made from now on can begin with it."""
+    (made,) = _ask(directory, "import", str(path.absolute()), name, str(max_mib), str(max_members))
+    seen = _wait_until_seen(directory, made)
+    if output is Format.JSON:
+        print_json({**made, "usable": seen})
+        return
+    stdout.print(_line(made), markup=False)
+    if made["left_out"]:
+        stderr.print(f"{made['left_out']} devices and pipes of it were left out")
+    if not seen:
+        stderr.print("the node does not list it yet: `tangram status` says whether the system is up", markup=False)
+
+
+@group.command("list")
+def list_templates(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+    """Show what was imported on this machine. `tangram doctor` shows it for every node."""
+    found = _ask(directory, "list")
+    if output is Format.JSON:
+        print_json(found)
+        return
+    for template in found:
+        stdout.print(_line(template), markup=False)
+
+
+@group.command("rm")
+def remove(
+    directory: DirOption,
+    name: Annotated[str, typer.Argument(help="As `templates list` shows it.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Remove a template and the layers that only it has. Refused while an environment lives that began with it."""
+    (removed,) = _ask(directory, "rm", name)
+    if output is Format.JSON:
+        print_json(removed)
+    else:
+        stdout.print(f"removed {_line(removed)}", markup=False)
+
+
+def _ask(directory: Path, *arguments: str) -> list[dict[str, Any]]:
+    if importlib.util.find_spec("arl_cpu") is None:
+        fail("templates belong to a node; install arl-tangram[server] there", EXIT_USAGE)
+    store = os.environ.get("TANGRAM_TEMPLATES_DIR") or str(directory.absolute() / "templates")
+    command = [sys.executable, "-P", "-m", "arl_cpu.templates", store, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fail(done.stderr.strip(), EXIT_FAILED)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def _wait_until_seen(directory: Path, made: dict[str, Any]) -> bool:
+    """The node looks from time to time; False where no system is up here."""
+    if LocalState(directory).supervisor() is None:
+        return False
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    with connected(directory) as tangram:
+        while not _is_listed(tangram.nodes().items, made):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_AGAIN_S)
+    return True
+
+
+def _is_listed(nodes: Sequence[Node], made: dict[str, Any]) -> bool:
+    ours = [node for node in nodes if node.name == socket.gethostname()]
+    return any((made["name"], made["digest"]) == (each.name, each.digest) for node in ours for each in node.templates)
+
+
+def _line(template: dict[str, Any]) -> str:
+    size = f"{template['bytes'] / (1 << 20):.1f} MiB in {len(template['layers'])} layers"
+    return f"{template['name']}  {template['digest'][:19]}  {size}  from {template['source']}"

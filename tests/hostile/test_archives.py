@@ -1,0 +1,304 @@
+"""What an image may try while it is unpacked, and what becomes of a store whatever happens."""
+
+import gzip
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arl_cpu.templates.importing import import_template, remove_template
+from arl_cpu.templates.records import Template
+from arl_cpu.templates.refused import Refused
+from arl_cpu.templates.store import TREE, InUse, Store, UnknownTemplate
+from arl_cpu.templates.streams import Budget
+from arl_cpu.templates.unpack import OPAQUE
+from support.conditions import eventually
+from support.images import a_docker_archive, a_layer, a_link, a_symlink, an_oci_layout, member
+
+# Of an attack that works: it would lie beside the store, in the directory of the test.
+PLANTED = "planted"
+UP = "../" * 12
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """No partial layer, nothing outside the store, and every layer belongs to a template."""
+    yield
+    store = Store(tmp_path / "store")
+    assert not (tmp_path / PLANTED).exists()
+    needed = {layer for template in store.list() for layer in template.layers}
+    assert {path.name for path in store.layers.iterdir()} == needed
+
+
+def a_budget(**changed: int) -> Budget:
+    return Budget(**{"max_bytes": 64 << 20, "max_members": 1000, **changed})
+
+
+def imported(store: Store, *layers: bytes, name: str = "t", budget: Budget | None = None, **image: Any) -> Template:
+    path = store.directory.parent / f"image-{name}-{len(os.listdir(store.directory.parent))}"
+    return import_template(store, an_oci_layout(path, layers, **image), name, budget=budget or a_budget())
+
+
+def tree_of(store: Store, template: Template, layer: int = -1) -> Path:
+    return store.layers / template.layers[layer] / TREE
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        "members",
+        [
+            [member(f"{UP}{PLANTED}")],
+            [member(f"a/../{UP}{PLANTED}")],
+            [a_link("a", f"{UP}etc/passwd")],
+            [a_link("a", "/etc/passwd")],
+            [a_symlink("s", "/etc/passwd"), a_link("a", "s")],
+            [member(".wh...")],
+            [member("d/.wh...")],
+            [member(".wh.x/y")],
+            [member("file", "x"), member("file/below")],
+            [a_symlink("gone", "/nowhere"), member("gone/below")],
+            [a_symlink("a", "b"), a_symlink("b", "a"), member("a/x")],
+            [a_symlink("proc", "/proc/self/root"), member("proc/x/y", "z")],
+            [member("x" * 300)],
+        ],
+        ids=lambda members: members[-1][0].name[:40],
+    )
+    def test_a_path_that_leads_out_or_nowhere(self, store: Store, members: list[Any]) -> None:
+        with pytest.raises(Refused):
+            imported(store, a_layer(*members))
+        assert store.list() == ()
+
+    def test_what_unpacks_to_too_much_however_small_it_was(self, store: Store) -> None:
+        """10 GiB of zeros are 10 MiB as they come."""
+        layer = a_layer(member("bomb", bytes(128 << 20)))
+        with pytest.raises(Refused, match="more than 64 MiB; --max-mib"):
+            imported(store, layer)
+
+    def test_a_file_of_holes_counts_with_its_holes(self, store: Store) -> None:
+        sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s"}
+        sparse["GNU.sparse.realsize"] = str(10 << 30)
+        content = b"1\n0\n1\n".ljust(512, b"\0") + b"x".ljust(512, b"\0")
+        with pytest.raises(Refused, match="more than 64 MiB"):
+            imported(store, a_layer(member("s", content, pax_headers=sparse)))
+
+    def test_too_many_files(self, store: Store) -> None:
+        with pytest.raises(Refused, match="more than 10 files; --max-members"):
+            imported(store, a_layer(*(member(f"{n}") for n in range(11))), budget=a_budget(max_members=10))
+
+    @pytest.mark.parametrize("what", ["digest", "diff_id", "truncated", "garbage", "zstd"])
+    def test_a_layer_that_is_not_what_the_image_says(self, store: Store, tmp_path: Path, what: str) -> None:
+        layer = a_layer(member("a", os.urandom(9000)))
+        path = an_oci_layout(tmp_path / "image", [layer])
+        blob = max((path / "blobs/sha256").iterdir(), key=lambda each: each.stat().st_size)
+        content = {
+            "digest": gzip.compress(layer, 1, mtime=1),
+            "diff_id": gzip.compress(a_layer(member("b", "x"))),
+            "truncated": blob.read_bytes()[:-2000],
+            "garbage": b"no archive",
+            "zstd": b"\x28\xb5\x2f\xfd0000",
+        }[what]
+        blob.write_bytes(content)
+        with pytest.raises(Refused, match="gzip" if what == "zstd" and sys.version_info < (3, 14) else "damaged"):
+            import_template(store, path, "t", budget=a_budget())
+        assert store.list() == ()
+
+    @pytest.mark.parametrize("content", [b"", b"x" * 2000, b"{}", b"[" * 100_000])
+    def test_what_is_no_image(self, store: Store, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "image.tar").write_bytes(content)
+        layout = an_oci_layout(tmp_path / "layout", [a_layer()])
+        (layout / "index.json").write_bytes(content)
+        for path in (tmp_path / "image.tar", layout, tmp_path / "missing"):
+            with pytest.raises(Refused):
+                import_template(store, path, "t", budget=a_budget())
+        store.make()
+
+    def test_a_docker_archive_whose_parts_lie_outside_it(self, store: Store, tmp_path: Path) -> None:
+        path = a_docker_archive(tmp_path / "image.tar", [a_layer()])
+        manifest = '[{"Config": "../../../../etc/passwd", "Layers": ["/etc/passwd"]}]'
+        path.write_bytes(a_layer(member("manifest.json", manifest)))
+        with pytest.raises(Refused, match="is not in it"):
+            import_template(store, path, "t", budget=a_budget())
+
+
+class TestWhatIsContained:
+    def test_links_are_followed_inside_the_layer_only(self, store: Store, tmp_path: Path) -> None:
+        """As with the image's root for the root: an absolute link leads to the layer's own directory."""
+        (tmp_path / "outside").mkdir()
+        outside = str(tmp_path / "outside")
+        layer = a_layer(a_symlink("way", outside), member(f"{outside.lstrip('/')}/"), member(f"way/{PLANTED}", "x"))
+        template = imported(store, layer)
+        assert list((tmp_path / "outside").iterdir()) == []
+        assert (tree_of(store, template) / outside.lstrip("/") / PLANTED).read_text() == "x"
+
+    def test_a_layer_does_not_write_through_a_link_of_the_one_below(self, store: Store, tmp_path: Path) -> None:
+        template = imported(store, a_layer(a_symlink("way", str(tmp_path))), a_layer(member(f"way/{PLANTED}", "x")))
+        assert (tree_of(store, template) / "way" / PLANTED).read_text() == "x"
+        assert (tree_of(store, template, 0) / "way").is_symlink()
+
+    def test_a_file_replaces_a_link_of_its_name_and_not_what_that_leads_to(self, store: Store, tmp_path: Path) -> None:
+        victim = tmp_path / "victim"
+        victim.write_text("mine")
+        template = imported(store, a_layer(a_symlink("f", str(victim)), member("f", "x"), a_symlink("f", "y")))
+        assert victim.read_text() == "mine"
+        assert os.readlink(tree_of(store, template) / "f") == "y"
+
+    def test_no_device_no_pipe_and_no_set_uid_bit_come_through(self, store: Store) -> None:
+        kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+        nodes = [member(f"n{n}", type=kind, devmajor=1, devminor=3) for n, kind in enumerate(kinds)]
+        template = imported(store, a_layer(*nodes, member("su", "x", mode=0o6755), member("d/", mode=0o7777)))
+        tree = tree_of(store, template)
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tree.iterdir()} == {"su": 0o755, "d": 0o1777}
+        assert template.left_out == 3
+
+    @pytest.mark.root
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_no_file_of_a_layer_is_roots(self, store: Store) -> None:
+        layer = a_layer(member("a/b/c", "x"), a_symlink("s", "x"), member("d/", uid=0), a_link("l", "a/b/c"))
+        tree = tree_of(store, imported(store, layer))
+        assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {1000}
+        assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+
+
+class TestLayers:
+    def test_marks_become_those_of_overlayfs(self, store: Store) -> None:
+        layer = a_layer(
+            member(".wh.gone"),
+            *(member("kept", "x"), member(".wh.kept")),
+            *(member("new/"), member("new/a"), member(".wh.new")),
+            *(member(".wh.again"), member("again/"), member("again/b")),
+            *(member("d/.wh..wh..opq"), member("d/c")),
+            member("other/.wh..wh.plnk"),
+        )
+        tree = tree_of(store, imported(store, layer))
+        gone = (tree / "gone").lstat()
+        assert (stat.S_ISCHR(gone.st_mode), gone.st_rdev) == (True, 0)
+        assert (tree / "kept").read_text() == "x"
+        opaque = {path.name for path in tree.iterdir() if path.is_dir() and OPAQUE in os.listxattr(path)}
+        assert opaque == {"new", "again", "d"}
+        assert {path.name for path in tree.iterdir()} == {"gone", "kept", "new", "again", "d"}
+
+    def test_links_times_and_modes_are_kept_and_the_owner_may_write(self, store: Store) -> None:
+        layer = a_layer(member("a", "x", mode=0o555), a_link("b", "a"), member("d/", mode=0o555), member("d/e"))
+        tree = tree_of(store, imported(store, layer))
+        assert (tree / "a").samefile(tree / "b")
+        assert [stat.S_IMODE((tree / name).stat().st_mode) for name in ("a", "d")] == [0o755, 0o755]
+        assert {(tree / name).stat().st_mtime for name in ("a", "d", "d/e")} == {1_700_000_000}
+
+    def test_the_three_forms_of_an_image_are_the_same_template(self, store: Store, tmp_path: Path) -> None:
+        layers = [a_layer(member("a", "1")), a_layer(member("b", "2"))]
+        layout = an_oci_layout(tmp_path / "layout", layers, config={"Env": ["A=1"], "WorkingDir": "/w"})
+        with tarfile.open(tmp_path / "layout.tar", "w") as archive:
+            archive.add(layout, ".")
+        docker = a_docker_archive(tmp_path / "docker.tar", layers, config={"Env": ["A=1"], "WorkingDir": "/w"})
+        made = [
+            import_template(store, path, f"t{number}", budget=a_budget())
+            for number, path in enumerate((layout, tmp_path / "layout.tar", docker))
+        ]
+        assert len({(template.layers, template.env["A"], template.workdir, template.digest) for template in made}) == 1
+        assert len(list(store.layers.iterdir())) == 2
+
+    def test_a_directory_is_copied_and_known_again(self, store: Store, tmp_path: Path) -> None:
+        tree = tmp_path / "tree"
+        (tree / "root").mkdir(parents=True)
+        (tree / "root" / "a").write_text("1")
+        os.link(tree / "root" / "a", tree / "b")
+        os.mkfifo(tree / "pipe")
+        first = import_template(store, tree, "t", budget=a_budget())
+        assert import_template(store, tree, "t", budget=a_budget()).digest == first.digest
+        copy = tree_of(store, first)
+        assert ((copy / "b").read_text(), (copy / "b").samefile(copy / "root" / "a")) == ("1", True)
+        assert (first.home, sorted(path.name for path in copy.iterdir())) == ("/root", ["b", "root"])
+        (tree / "b").write_text("2")
+        assert (copy / "b").read_text() == "1"
+        assert import_template(store, tree, "t", budget=a_budget()).digest != first.digest
+
+    def test_a_directory_that_is_too_large_is_refused(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / "a").write_bytes(bytes(1 << 20))
+        with pytest.raises(Refused, match="--max-mib"):
+            import_template(store, tmp_path / "tree", "t", budget=a_budget(max_bytes=1 << 20))
+
+
+class TestStore:
+    def test_a_layer_that_is_there_is_not_unpacked_again(self, store: Store) -> None:
+        base, top = a_layer(member("a", "1")), a_layer(member("b", "2"))
+        before = (tree_of(store, imported(store, base, name="one")) / "a").stat().st_ino
+        both = imported(store, base, top, name="two", budget=a_budget(max_bytes=len(top)))
+        assert (tree_of(store, both, 0) / "a").stat().st_ino == before
+
+    def test_layers_go_with_the_last_template_that_has_them(self, store: Store) -> None:
+        base = a_layer(member("a", "1"))
+        imported(store, base, name="one")
+        imported(store, base, a_layer(member("b")), name="two")
+        remove_template(store, "two")
+        assert len(list(store.layers.iterdir())) == 1
+        remove_template(store, "one")
+        assert list(store.layers.iterdir()) == []
+        with pytest.raises(UnknownTemplate):
+            remove_template(store, "one")
+
+    def test_what_is_in_use_stays_until_it_is_not(self, store: Store) -> None:
+        imported(store, a_layer(member("a", "1")))
+        used = store.open("t")
+        with pytest.raises(InUse):
+            remove_template(store, "t")
+        other = imported(store, a_layer(member("a", "2")))
+        assert used.template.layers != other.layers
+        assert (tree_of(store, used.template) / "a").read_text() == "1"
+        used.close()
+        imported(store, a_layer(member("a", "2")))
+        assert not tree_of(store, used.template).exists()
+
+    def test_an_import_that_was_killed_leaves_nothing_that_counts(self, store: Store, tmp_path: Path) -> None:
+        layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", bytes(1 << 20)))])
+        arguments = [str(store.directory), "import", str(layout), "t", "100", "100"]
+        command = f"""
+import os, signal, sys
+from arl_cpu.templates import __main__, importing
+importing.drain = lambda stream: os.kill(os.getpid(), {int(signal.SIGKILL)})
+sys.exit(__main__.main({arguments!r}))
+"""
+        killed = subprocess.run([sys.executable, "-c", command], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert [path.name.startswith(".partial-") for path in store.layers.iterdir()] == [True]
+        assert store.list() == ()
+        assert import_template(store, layout, "t", budget=a_budget()).layers
+
+    async def test_two_imports_at_once_wait_for_each_other(self, store: Store, tmp_path: Path) -> None:
+        store.make()
+        layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", "1"))])
+        made: list[Template] = []
+
+        def make(name: str) -> None:
+            made.append(import_template(store, layout, name, budget=a_budget()))
+
+        threads = [threading.Thread(target=make, args=(name,)) for name in ("one", "two")]
+        with store.changing():
+            for thread in threads:
+                thread.start()
+            await eventually(lambda: waiting_for(store.directory / "lock") == 2)
+            assert store.list() == ()
+        for thread in threads:
+            thread.join()
+        assert {template.name for template in store.list()} == {"one", "two"}
+        assert made[0].layers == made[1].layers
+
+
+def waiting_for(path: Path) -> int:
+    """How many wait for its lock, as the kernel lists them."""
+    inode = str(path.stat().st_ino)
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum("->" in line and line[6].endswith(f":{inode}") for line in lines)

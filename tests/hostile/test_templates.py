@@ -1,0 +1,295 @@
+"""Environments that begin with an image, hostile ones among them."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arl_cpu.executor import Capability, EnvironmentSpec, Report
+from arl_cpu.templates.importing import import_template, remove_template
+from arl_cpu.templates.records import Template
+from arl_cpu.templates.store import InUse, Store
+from arl_cpu.templates.streams import Budget
+from support.conditions import eventually
+from support.images import a_layer, a_root, a_symlink, an_oci_layout, member, packed
+from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
+
+PYTHON = Path("/usr/bin/python3")
+USED_AT_START = ("collections", "encodings", "importlib", "re")
+
+
+@pytest.fixture(scope="module")
+async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    """Of the driver that has templates."""
+    async with a_bench(tmp_path_factory.mktemp("sandbox"), "namespaces") as bench:
+        if "templates" not in bench.enforcement or bench.enforcement["templates"] == "absent":
+            pytest.skip(capability(bench).reason)
+        yield bench
+
+
+@pytest.fixture(scope="module")
+async def base(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A layer with a shell and a few programs."""
+    files = {"root/.profile": "", "data/kept": "below\n", "data/gone": "x", "data/old/a": "x"}
+    return packed(a_root(tmp_path_factory.mktemp("root"), files=files))
+
+
+@pytest.fixture(scope="module")
+async def plain(sandbox: Bench, base: bytes) -> Template:
+    layer = a_layer(member("data/.wh.gone"), member("data/old/"), member("data/old/.wh..wh..opq"), member("data/new"))
+    config = {"Env": ["COLOUR=blue", "PATH=/nowhere:/bin"], "WorkingDir": "/data"}
+    return imported(sandbox, "plain", base, layer, config=config)
+
+
+def imported(sandbox: Bench, name: str, *layers: bytes, **image: Any) -> Template:
+    store = store_of(sandbox)
+    path = an_oci_layout(store.directory.parent / f"image-{name}", layers, **image)
+    try:
+        return import_template(store, path, name, budget=Budget(max_bytes=1 << 30, max_members=10_000))
+    finally:
+        shutil.rmtree(path)
+
+
+def store_of(sandbox: Bench) -> Store:
+    assert sandbox.launcher is not None
+    return Store(sandbox.launcher.directory / "templates")
+
+
+def capability(sandbox: Bench) -> Capability:
+    return next(each for each in sandbox.state.capabilities if each.name == "templates")
+
+
+async def shell(sandbox: Bench, text: str, environment: EnvironmentSpec | None = None, **changes: Any) -> Report:
+    environment = environment or an_environment(scope="ephemeral", template="plain")
+    return await sandbox.run(a_command("sh", "-c", text, environment=environment, **changes))
+
+
+def digest_of(tree: Path) -> str:
+    """Of all that can be told apart: names, kinds, modes, owners, times, contents."""
+    digest = hashlib.sha256()
+    for path in sorted(tree.rglob("*")):
+        found = path.lstat()
+        digest.update(f"{path} {found.st_mode} {found.st_uid} {found.st_nlink} {found.st_mtime_ns}".encode())
+        if path.is_symlink():
+            digest.update(os.readlink(path).encode())
+        elif path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.usefixtures("plain")
+class TestWhatAnActionSees:
+    async def test_the_layers_as_one_tree_without_what_the_upper_ones_hide(self, sandbox: Bench) -> None:
+        report = await shell(sandbox, "cat kept; ls; ls old")
+        assert report.stdout.kept == b"below\nkept\nnew\nold\n", report
+
+    async def test_what_the_image_asks_for_and_nothing_of_the_host(self, sandbox: Bench) -> None:
+        report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/passwd /sys')
+        shown = report.stdout.kept.decode().splitlines()
+        assert shown[0] == "/data /root blue /nowhere:/bin"
+        assert {"bin", "data", "dev", "etc", "proc", "root", "tmp", "workspace"} <= set(shown[1:])
+        assert not {"home", "usr", "var", "layers", "area"} & set(shown[1:])
+        assert b"/usr" in report.stderr.kept
+
+    async def test_what_the_action_asks_for_goes_first(self, sandbox: Bench) -> None:
+        report = await shell(sandbox, "echo $COLOUR; pwd", env={"COLOUR": "red"}, cwd="old")
+        assert report.stdout.kept == b"red\n/data/old\n"
+
+    async def test_files_go_to_its_working_directory_and_come_from_there(self, sandbox: Bench) -> None:
+        report = await shell(sandbox, "cat in >out; cat kept >>out", files={"in": b"1\n"}, fetch=("out", "kept"))
+        assert report.files == {"out": b"1\nbelow\n", "kept": b"below\n"}
+
+    async def test_everything_can_be_changed_by_the_one_user(self, sandbox: Bench) -> None:
+        if sandbox.enforcement["templates"] != "enforced":
+            pytest.skip(capability(sandbox).reason)
+        text = """
+            set -e
+            echo above >kept; echo x >/etc/release; rm -r old; mkdir old; echo y >old/b; mv new /moved
+            chmod 700 /bin/ls; rm /bin/mv; mkdir -p /opt/x; touch /x /dev/shm/x /tmp/x ~/x
+            cat kept /etc/release; ls old; stat -c %u:%a /bin/ls
+        """
+        report = await shell(sandbox, text)
+        assert (report.outcome, report.stdout.kept) == ("ok", b"above\nx\nb\n1000:700\n"), report
+
+    async def test_devices_and_proc_are_the_sandboxs_own(self, sandbox: Bench) -> None:
+        text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"
+        report = await shell(sandbox, text)
+        assert b"full\nnull\nrandom\nshm\n" in report.stdout.kept
+        assert report.stdout.kept.endswith(b"refused\n")
+        assert report.stdout.kept.count(b"/proc/") < 5
+
+    async def test_its_mounts_tell_nothing_of_where_the_layers_lie(self, sandbox: Bench) -> None:
+        report = await shell(sandbox, "cat /proc/self/mountinfo")
+        assert report.outcome == "ok"
+        assert str(store_of(sandbox).directory).encode() not in report.stdout.kept
+        assert b"sha256" not in report.stdout.kept
+
+
+@pytest.mark.usefixtures("plain")
+class TestSource:
+    async def test_without_a_python_it_is_refused_by_name(self, sandbox: Bench) -> None:
+        report = await sandbox.run(
+            a_program("print(1)", environment=an_environment(scope="ephemeral", template="plain"))
+        )
+        assert report.outcome == "user_error"
+        assert report.message is not None
+        assert "no python3 in its PATH" in report.message
+
+    @pytest.mark.skipif(not PYTHON.exists(), reason="this machine has no /usr/bin/python3 to make an image of")
+    async def test_it_is_run_by_the_images_own_python(self, sandbox: Bench, tmp_path: Path) -> None:
+        library = next(Path("/usr/lib").glob("python3.*/os.py")).parent
+        root = a_root(tmp_path / "root", programs=("python3", "sh"), files={"usr/lib/marker.py": "WHERE = 'image'"})
+        packages = [path for path in library.iterdir() if path.is_dir() and path.name not in USED_AT_START]
+        ignored = shutil.ignore_patterns(*(path.name for path in packages))
+        shutil.copytree(library, root / "usr/lib" / library.name, ignore=ignored, ignore_dangling_symlinks=True)
+        (root / "usr/lib" / library.name / "only_here.py").write_text("WHERE = 'image'")
+        (root / "usr/bin").mkdir(parents=True)
+        (root / "bin/python3").rename(root / "usr/bin/python3")
+        imported(sandbox, "python", packed(root))
+        source = "import sys, only_here, local\nprint(only_here.WHERE, local.X, __name__, __file__, sys.argv)\n1 / 0"
+        report = await sandbox.run(
+            a_program(
+                source, files={"local.py": b"X = 7"}, environment=an_environment(scope="ephemeral", template="python")
+            )
+        )
+        assert report.stdout.kept == b"image 7 __main__ main.py ['main.py']\n", report
+        assert (report.outcome, report.exit_code) == ("user_error", 1)
+        trace = report.stderr.kept.decode().splitlines()
+        assert trace[:3] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>', "    1 / 0"]
+
+
+@pytest.mark.usefixtures("plain")
+class TestLimits:
+    async def test_all_that_is_written_is_bounded_wherever_it_is(self, sandbox: Bench) -> None:
+        environment = an_environment(template="plain", disk_mib=8)
+        for place in ("/etc/x", "/data/x", "/tmp/x", "/dev/shm/x", "/x"):
+            report = await shell(sandbox, f"dd if=/dev/zero of={place} bs=1048576 count=20", environment)
+            assert (report.outcome, report.reason) == ("limit_exceeded", "disk"), place
+            assert (await shell(sandbox, f"rm {place}", environment)).outcome == "ok"
+        await sandbox.destroy(environment.id)
+
+    async def test_copying_up_counts_too(self, sandbox: Bench, base: bytes) -> None:
+        if sandbox.enforcement["templates"] != "enforced":
+            pytest.skip(capability(sandbox).reason)
+        imported(sandbox, "large", base, a_layer(member("large", bytes(16 << 20))))
+        report = await shell(
+            sandbox, "echo x >>/large", an_environment(scope="ephemeral", template="large", disk_mib=8)
+        )
+        assert report.outcome == "user_error"  # what was copied is gone again, so nothing is full
+        assert b"No space left on device" in report.stderr.kept
+
+    async def test_no_end_of_files_can_be_made(self, sandbox: Bench) -> None:
+        environment = an_environment(scope="ephemeral", template="plain", memory_mib=32)
+        text = "i=0; while [ $i -lt 6000 ]; do : >/data/$i || exit 1; i=$((i+1)); done"
+        report = await shell(sandbox, text, environment, timeout_s=60)
+        assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
+
+
+@pytest.mark.usefixtures("plain")
+class TestSeparation:
+    async def test_two_environments_do_not_see_what_the_other_writes_and_the_template_stays(
+        self, sandbox: Bench
+    ) -> None:
+        before = digest_of(store_of(sandbox).layers)
+        environments = [an_environment(template="plain") for _ in range(2)]
+        write = "rm -rf old /root; echo mine >>written; echo x >/bin/new; ls /bin/new /data"
+        for environment in environments:
+            assert (await shell(sandbox, write, environment)).outcome == "ok"
+            assert (await shell(sandbox, "cat written", environment)).stdout.kept == b"mine\n"
+        await sandbox.destroy(*(environment.id for environment in environments))
+        assert digest_of(store_of(sandbox).layers) == before
+
+    async def test_an_environment_keeps_its_template_and_the_template_its_layers(
+        self, sandbox: Bench, base: bytes
+    ) -> None:
+        imported(sandbox, "kept", base, a_layer(member("data/which", "first")))
+        environment = an_environment(template="kept")
+        assert (await shell(sandbox, "cat /data/which", environment)).stdout.kept == b"first"
+        with pytest.raises(InUse):
+            remove_template(store_of(sandbox), "kept")
+        imported(sandbox, "kept", base, a_layer(member("data/which", "second")))
+        assert (await shell(sandbox, "cat /data/which", environment)).stdout.kept == b"first"
+        other = EnvironmentSpec(**{**as_dict(environment), "template": "plain"})
+        refused = await shell(sandbox, "true", other)
+        assert (refused.outcome, refused.reason) == ("infra_error", "setup_failed")
+        unsaid = EnvironmentSpec(**{**as_dict(environment), "template": None})
+        assert (await shell(sandbox, "cat /data/which", unsaid)).stdout.kept == b"first"
+        await sandbox.destroy(environment.id)
+        await eventually(lambda: is_removed(sandbox, "kept"))
+
+    async def test_nothing_is_mounted_outside(self, sandbox: Bench) -> None:
+        environment = an_environment(template="plain")
+        await shell(sandbox, "true", environment)
+        assert str(store_of(sandbox).directory) not in Path("/proc/self/mountinfo").read_text()
+        await sandbox.destroy(environment.id)
+
+    async def test_a_template_that_is_not_there_is_named_with_those_that_are(self, sandbox: Bench) -> None:
+        report = await shell(sandbox, "true", an_environment(template="moon"))
+        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
+        assert report.message is not None
+        assert "'moon'; it has host, " in report.message
+        assert "plain" in report.message
+
+
+class TestHostileImages:
+    async def test_links_in_the_place_of_what_is_mounted_lead_nowhere(self, sandbox: Bench, base: bytes) -> None:
+        """An absolute link would lead to the host's directory before the root is changed."""
+        links = [a_symlink(name, f"/{target}") for name, target in (("dev", "etc"), ("proc", "usr"), ("tmp", "bin"))]
+        imported(sandbox, "links", base, a_layer(*links, a_symlink("workspace", "/data")))
+        text = "ls /proc/self/stat /dev/null && ls -d /dev /proc /tmp && pwd"
+        report = await shell(sandbox, text, an_environment(scope="ephemeral", template="links"))
+        assert report.outcome == "ok", report
+        assert report.stdout.kept.endswith(b"/dev\n/proc\n/tmp\n/data\n")
+
+    @pytest.mark.parametrize("place", ["dev", "proc", "tmp"])
+    async def test_a_file_in_the_place_of_a_directory_is_replaced(
+        self, sandbox: Bench, base: bytes, place: str
+    ) -> None:
+        imported(sandbox, f"file-{place}", base, a_layer(member(place, "x")))
+        environment = an_environment(scope="ephemeral", template=f"file-{place}")
+        assert (await shell(sandbox, f"ls /{place}/ && touch /tmp/x", environment)).outcome == "ok"
+
+    @pytest.mark.parametrize("workdir", ["/bin/sh", "/data/kept/x", "/dev/x"])
+    async def test_a_working_directory_that_cannot_be_is_our_trouble_and_says_so(
+        self, sandbox: Bench, base: bytes, workdir: str
+    ) -> None:
+        imported(sandbox, "workdir", base, config={"WorkingDir": workdir})
+        report = await shell(sandbox, "true", an_environment(scope="ephemeral", template="workdir"))
+        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
+
+    async def test_a_set_uid_program_of_roots_gives_nothing(self, sandbox: Bench, base: bytes) -> None:
+        sh = Path("/bin/sh").read_bytes()
+        imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
+        report = await shell(sandbox, "su -p -c id", an_environment(scope="ephemeral", template="setuid"))
+        assert report.stdout.kept.startswith(b"uid=1000 gid=1000"), report
+        assert b"euid" not in report.stdout.kept
+
+    async def test_a_module_in_the_image_is_not_imported_by_the_agent(self, sandbox: Bench, base: bytes) -> None:
+        """The agent's own modules lie outside; what lies in their place is the image's."""
+        trap = b"import os\nos.kill(1, 9)\nopen('/data/trapped', 'w')\n"
+        prefix = os.path.dirname(os.__file__).lstrip("/")
+        names = ("encodings/cp1252.py", "traceback.py", "getpass.py", "posixpath.py", "site.py", "json/__init__.py")
+        layer = a_layer(*(member(f"{prefix}/{name}", trap) for name in names))
+        imported(sandbox, "trap", base, layer, config={"WorkingDir": f"/{prefix}"})
+        environment = an_environment(template="trap")
+        for text in ("true", "ls /data", "exit 3"):
+            report = await shell(sandbox, text, environment, files={"in": b"x"}, fetch=("in",))
+            assert report.outcome in ("ok", "user_error")
+            assert b"trapped" not in report.stdout.kept
+        await sandbox.destroy(environment.id)
+
+
+def as_dict(environment: EnvironmentSpec) -> dict[str, Any]:
+    return {name: getattr(environment, name) for name in EnvironmentSpec.__slots__}
+
+
+def is_removed(sandbox: Bench, name: str) -> bool:
+    try:
+        remove_template(store_of(sandbox), name)
+    except InUse:
+        return False
+    return True
