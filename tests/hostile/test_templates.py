@@ -19,7 +19,7 @@ from support.images import a_layer, a_root, a_symlink, an_oci_layout, member, pa
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
 
 PYTHON = Path("/usr/bin/python3")
-USED_AT_START = ("collections", "encodings", "importlib", "re")
+USED_AT_START = ("collections", "encodings", "importlib", "lib-dynload", "re")
 
 
 @pytest.fixture(scope="module")

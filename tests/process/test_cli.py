@@ -15,6 +15,7 @@ from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
 from arl_tangram.connection import resolve
 from arl_wire.environments import CreateEnvironment
 from support.builders import numbered
+from support.images import a_root, an_oci_layout, packed
 from support.machine import Machine, a_machine
 
 
@@ -106,6 +107,37 @@ class TestSystem:
         done = Machine(tmp_path / "nothing").cli("submit", "--", "true", check=False)
         assert done.returncode == EXIT_NOT_RUNNING
         assert "tangram up" in done.stderr
+
+
+class TestTemplates:
+    def test_an_image_is_imported_used_and_removed_while_the_system_is_up(
+        self, machine: Machine, tmp_path: Path
+    ) -> None:
+        root = a_root(tmp_path / "root", files={"data/which": "image\n"})
+        layout = an_oci_layout(tmp_path / "layout", [packed(root)], config={"WorkingDir": "/data"})
+        unknown = machine.cli("submit", "--template", "small", "--", "cat", "which", check=False)
+        assert unknown.returncode == EXIT_USAGE
+        assert "no node has 'small'; there is host" in unknown.stderr
+        made = json.loads(machine.cli("templates", "import", str(layout), "--name", "small", "-o", "json").stdout)
+        assert made["usable"]
+        assert machine.cli("submit", "--template", "small", "--", "cat", "which").stdout == "image\n"
+        assert machine.cli("templates", "list").stdout.startswith(f"small  {made['digest'][:19]}")
+        assert "templates besides host: small" in machine.cli("doctor").stdout
+        with machine.client() as tangram:
+            kept = tangram.run(task="t", trajectory="imaged", argv=["sh", "-c", "echo x >>which"], template="small")
+            refused = machine.cli("templates", "rm", "small", check=False)
+            assert (kept.outcome, refused.returncode) == ("ok", EXIT_FAILED)
+            assert "still live in small" in refused.stderr
+            again = tangram.run(task="t", trajectory="imaged", argv=["cat", "which"])
+            assert again.result is not None
+            assert again.result.stdout.text == "image\nx\n"
+            tangram.end_trajectory("t", "imaged")
+        assert machine.cli("audit").stdout.splitlines()[-1] == "clean"
+
+    def test_what_is_no_image_is_a_sentence(self, machine: Machine, tmp_path: Path) -> None:
+        done = machine.cli("templates", "import", str(tmp_path / "missing"), "--name", "x", check=False)
+        assert (done.returncode, done.stdout) == (EXIT_FAILED, "")
+        assert "is neither a directory nor a file" in done.stderr
 
 
 class TestSdk:

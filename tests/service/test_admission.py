@@ -17,6 +17,7 @@ from arl_scheduler.repository import poll
 from arl_store.tx import Store
 from arl_wire.internal import AdmitItem, AdmittedHint, CancelWish, EndTrajectoryWish
 from support.builders import a_submission
+from support.conditions import eventually
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in, store_of
 
@@ -158,6 +159,61 @@ class TestRefusals:
             assert not_enforced.problem is not None
             assert not_enforced.problem.code == "requirement_not_enforced"
             assert not_enforced.problem.errors[0].field == "require"
+
+    async def test_a_template_that_no_node_has_is_refused_with_those_that_there_are(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node("one", templates=("debian",))
+            await rows.node("two", templates=("alpine", "debian"))
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            await admitted(admission, *(an_item(rows, environment={"template": name}) for name in ("host", "debian")))
+            (answer,) = (await admission.admit([an_item(rows, environment={"template": "moon"})])).items
+            assert answer.problem is not None
+            assert (answer.problem.status, answer.problem.code) == (422, "template_unknown")
+            assert answer.problem.errors[0].field == "environment.template"
+            assert "there is alpine, debian, host" in answer.problem.detail
+
+    async def test_the_node_that_has_the_template_has_to_be_large_enough(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node("small", cores=1, templates=("debian",))
+            await rows.node("large", cores=8)
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            wide = an_item(rows, demand={"cpu": 4}, environment={"template": "debian"})
+            (answer,) = (await admission.admit([wide])).items
+            assert answer.problem is not None
+            assert answer.problem.errors[0].field == "demand.cpu"
+
+    async def test_a_template_that_has_come_since_the_last_look_is_looked_for_again(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node()
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            item = an_item(rows, environment={"template": "new"})
+            assert (await admission.admit([item])).items[0].problem is not None
+            await rows.execute('update nodes set templates = \'[{"name": "new"}]\'')
+
+            async def is_known() -> bool:
+                return (await admission.admit([item])).items[0].problem is None
+
+            await eventually(is_known)
+
+    async def test_the_living_environment_keeps_its_template_for_those_that_name_none(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.environment(
+                "x",
+                await rows.node(templates=("debian", "alpine")),
+                template="debian",
+                memory_mib=512,
+                disk_mib=128,
+                pids=256,
+            )
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            scope = {"scope": "trajectory"}
+            same = [{**scope, "template": "debian"}, scope]
+            await admitted(admission, *(an_item(rows, trajectory="x", environment=each) for each in same))
+            other = an_item(rows, trajectory="x", environment={**scope, "template": "alpine"})
+            (answer,) = (await admission.admit([other])).items
+            assert answer.problem is not None
+            assert answer.problem.errors[0].field == "environment.template"
+            assert "was made from 'debian'" in answer.problem.detail
 
     async def test_more_than_the_living_environment_has_is_refused_and_its_key_stays_free(self, database: str) -> None:
         """A key that stood for an action nobody inserted would answer with its id for a day."""

@@ -1,16 +1,23 @@
 """The CPU manager on a real Postgres and an executor that the test drives."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
 
 from arl_core.fence import Fence
-from arl_cpu.executor import ExecSpec, Stream
+from arl_cpu.executor import Capability, ExecSpec, Stream
+from arl_cpu.templates.importing import import_template, remove_template
+from arl_cpu.templates.store import Store
+from arl_cpu.templates.streams import Budget
 from arl_wire.internal import FreedHint
 from support.builders import EPOCH
+from support.conditions import eventually
 from support.cpu import Cpu, managing
 from support.executor import FakeExecutor
 from support.rows import Rows, rows_in
@@ -112,6 +119,39 @@ class TestStart:
     ) -> None:
         await cpu.offer(await cpu.granted(elastic=elastic))
         assert (await cpu.executor.next_start()).widest_cpu_milli == widest
+
+
+class TestTemplates:
+    async def test_those_of_the_node_are_published_and_again_when_they_change(self, rows: Rows, tmp_path: Path) -> None:
+        store = Store(tmp_path / "store")
+        (tmp_path / "tree").mkdir()
+        budget = Budget(max_bytes=1 << 20, max_members=10)
+        first = import_template(store, tmp_path / "tree", "first", budget=budget)
+        executor = FakeExecutor()
+        can = Capability(name="templates", level="enforced", mechanism="test")
+        executor.state = replace(executor.state, capabilities=(can,))
+        async with managing(rows, executor, templates_dir=store.directory):
+            assert await published(rows) == [{"name": "first", "digest": first.digest, "bytes": first.bytes}]
+            import_template(store, tmp_path / "tree", "second", budget=budget)
+            await eventually(lambda: has_published(rows, ["first", "second"]))
+            remove_template(store, "first")
+            await eventually(lambda: has_published(rows, ["second"]))
+
+    async def test_a_node_that_cannot_use_them_publishes_none(self, rows: Rows, tmp_path: Path) -> None:
+        store = Store(tmp_path / "store")
+        (tmp_path / "tree").mkdir()
+        import_template(store, tmp_path / "tree", "t", budget=Budget(max_bytes=1 << 20, max_members=10))
+        async with managing(rows, templates_dir=store.directory):
+            assert await published(rows) == []
+
+
+async def published(rows: Rows) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(await rows.value("select templates::text from nodes"))
+    return found
+
+
+async def has_published(rows: Rows, names: list[str]) -> bool:
+    return [each["name"] for each in await published(rows)] == names
 
 
 class TestRefuse:

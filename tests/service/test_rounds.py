@@ -109,6 +109,19 @@ class TestGrants:
         async with leading(rows):
             assert [(await rows.until_state(id, "granted"))["node_id"] for id in ids] == [opened] * 2
 
+    async def test_an_action_goes_where_its_template_is_and_waits_while_it_is_nowhere(self, rows: Rows) -> None:
+        await rows.node("plain", cores=8)
+        having = await rows.node("having", templates=("debian",))
+        there, nowhere = await rows.action(template="debian"), await rows.action(template="alpine")
+        anywhere = await rows.action(template="host")
+        async with leading(rows):
+            for id in (there, anywhere):
+                await rows.until_state(id, "granted")
+            assert (await rows.of(there))["node_id"] == having
+            assert (await rows.of(nowhere))["state"] == "queued"
+            await rows.execute("update nodes set templates = '[{\"name\": \"alpine\"}]' where name = 'plain'")
+            await rows.until_state(nowhere, "granted")
+
     async def test_a_silent_node_gets_nothing(self, rows: Rows) -> None:
         await silence(rows, await rows.node("a", cores=1))
         async with leading(rows) as rounds:

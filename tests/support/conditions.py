@@ -1,17 +1,18 @@
 """Waiting for what another process does: conditions that can only be asked, not awaited."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 __all__ = ["eventually", "is_running"]
 
 
-async def eventually(condition: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
     """Return when the condition holds; TimeoutError when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while True:
-            if condition():
+            holds = condition()
+            if holds if isinstance(holds, bool) else await holds:
                 return
             await asyncio.sleep(0.01)
 

@@ -86,17 +86,18 @@ class Rows:
         demand: Mapping[str, int] = AMOUNTS,
         elastic: Mapping[str, Any] | None = None,
         scope: str = "ephemeral",
+        template: str | None = None,
         argv: tuple[str, ...] = ("true",),
         priority: int = 0,
         **columns: Any,
     ) -> UUID:
         """One action and its spec; `columns` as in `a_row`."""
         row = a_row(**{"project_id": self.project, "queue_id": self.queue} | columns)
-        environment = {"scope": scope, "template": "host", "idle_ttl_s": 3600, "pids": 64} | dict(demand)
+        environment = {"scope": scope, "template": template, "idle_ttl_s": 3600, "pids": 64} | dict(demand)
         payload = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
         async with self.pool.acquire() as connection, connection.transaction():
             await _insert(connection, "actions", row)
-            spec = {"id": row["id"], "class_key": hash(tuple(demand.items())) >> 1, "shape": "divisible"}
+            spec = {"id": row["id"], "class_key": hash((*demand.items(), template)) >> 1, "shape": "divisible"}
             texts = {"demand": demand, "environment": environment, "payload": payload}
             texts |= {"elastic": elastic} if elastic is not None else {}
             spec |= {name: json.dumps(value) for name, value in texts.items()}
@@ -111,15 +112,17 @@ class Rows:
         memory_mib: int = 10_000,
         epoch: UUID = EPOCH,
         enforced: tuple[str, ...] = (),
+        templates: tuple[str, ...] = (),
         beat: str = "1 hour",
     ) -> int:
         """A node whose last beat lies this far in the future, so that it lives as long as the test."""
         capacity = {"cpu_milli": cores * 1000, "memory_mib": memory_mib, "disk_mib": memory_mib}
         node_id = await self.value(
-            "insert into nodes (name, kind, url, epoch, driver, capacity, enforced)"
-            " values ($1, 'cpu', 'http://' || $1, $2, 'simulated', $3, $4) returning id",
+            "insert into nodes (name, kind, url, epoch, driver, capacity, enforced, templates)"
+            " values ($1, 'cpu', 'http://' || $1, $2, 'simulated', $3, $4, $5) returning id",
             *(name, epoch, json.dumps(capacity)),
             json.dumps([{"name": each, "level": "enforced", "mechanism": "test"} for each in enforced]),
+            json.dumps([{"name": each, "digest": "sha256:0", "bytes": 1} for each in templates]),
         )
         sql = "insert into node_beats (node_id, epoch, last_beat) values ($1, $2, now() + $3::text::interval)"
         await self.execute(sql, node_id, epoch, beat)

@@ -31,7 +31,7 @@ BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
         ({"files": {"a": "no base64!"}}, "files.a"),
         ({"cwd": ".."}, "cwd"),
         ({"environment": {"scope": "trajectory"}}, ""),
-        ({"environment": {"template": "windows"}}, "environment.template"),
+        ({"environment": {"template": "../etc"}}, "environment.template"),
         ({"elasticity": {"model": "amdahl", "parallel_fraction": 2}}, "elasticity.amdahl.parallel_fraction"),
         ({"elasticity": {"model": "table", "seconds": {"many": 1}}}, "elasticity.table"),
         ({"labels": {f"l{n}": "" for n in range(65)}}, "labels"),
