@@ -1,6 +1,8 @@
 """What this node offers."""
 
+import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ __all__ = ["TemplateShelf", "capacity_of", "cores_of", "numa_nodes_of"]
 NUMA_NODES = Path("/sys/devices/system/node")
 RESERVE_FROM_CORES = 8
 MEMORY_SHARE = 0.9
+_COARSE_NS = 1_000_000_000
+
+log = logging.getLogger(__name__)
 
 
 def cores_of(settings: CpuSettings) -> tuple[int, ...]:
@@ -59,22 +64,20 @@ class TemplateShelf:
 
     def __init__(self, directory: Path | None, *, can_use: bool) -> None:
         self._store = Store(directory) if directory is not None and can_use else None
-        self._stamp: int | None = None
+        self._seen: int | None = None
+        self.said: list[dict[str, Any]] = []
 
-    def changed(self) -> list[dict[str, Any]] | None:
-        """What there is, where that is not what was said last."""
-        if self._store is None:
-            return None
-        stamp = self._store.stamp
-        if stamp == self._stamp:
-            return None
-        found = [{"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list()]
-        self._stamp = stamp
-        return found
-
-    def forget(self) -> None:
-        """What was said last has not arrived."""
-        self._stamp = None
+    def look(self) -> list[dict[str, Any]]:
+        """What there is. What is said of it, `said`, is the caller's to keep."""
+        if self._store is None or (stamp := self._store.stamp) == self._seen:
+            return self.said
+        # Clocks of file systems are coarse: what changed a moment ago may change again without showing.
+        self._seen = stamp if time.time_ns() - stamp > _COARSE_NS else None
+        try:
+            return [{"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list()]
+        except (OSError, ValueError) as error:
+            log.warning("the templates cannot be read: %s", error)
+            return self.said
 
 
 def _memory_mib() -> int:

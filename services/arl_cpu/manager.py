@@ -85,6 +85,7 @@ class Manager:
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
         self._templates = TemplateShelf(self._settings.templates_dir, can_use=can_use)
+        self._templates.said = self._templates.look()
         async with self._store.write() as tx:
             self.node_id = await repository.register(tx, self._describe(state))
         await self._adopt(state)
@@ -277,14 +278,11 @@ class Manager:
 
     async def _publish_templates(self) -> None:
         """Those that were imported or removed since the last look."""
-        if (templates := self._templates.changed()) is None:
+        if (templates := self._templates.look()) == self._templates.said:
             return
-        try:
-            async with self._store.write() as tx:
-                await repository.publish_templates(tx, json.dumps(templates), node_id=self.node_id, epoch=self.epoch)
-        except Exception:
-            self._templates.forget()
-            raise
+        async with self._store.write() as tx:
+            await repository.publish_templates(tx, json.dumps(templates), node_id=self.node_id, epoch=self.epoch)
+        self._templates.said = templates
         self._hint_freed([], requeued=[])
 
     async def _kill(self, fences: set[Fence]) -> None:
@@ -380,7 +378,7 @@ class Manager:
             "capacity": json.dumps(self._holdings.capacity),
             "topology": json.dumps({"cores": list(self._cores), "numa_nodes": self._nodes}),
             "enforced": json.dumps([asdict(capability) for capability in state.capabilities]),
-            "templates": json.dumps(self._templates.changed() or []),
+            "templates": json.dumps(self._templates.said),
         }
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -156,7 +156,7 @@ class TestSource:
                 source, files={"local.py": b"X = 7"}, environment=an_environment(scope="ephemeral", template="python")
             )
         )
-        assert report.stdout.kept == b"image 7 __main__ main.py ['main.py']\n", report
+        assert report.stdout.kept == b"image 7 __main__ main.py ['main.py']\n", report.stderr.kept.decode()
         assert (report.outcome, report.exit_code) == ("user_error", 1)
         trace = report.stderr.kept.decode().splitlines()
         assert trace[:3] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>', "    1 / 0"]

@@ -240,3 +240,6 @@ class TestRealExecutors:
     async def test_an_unknown_template_is_an_infra_error(self, real: Bench) -> None:
         report = await real.run(a_command("true", environment=an_environment(template="moon")))
         assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
+        assert report.message is not None
+        can = real.enforcement["templates"] != "absent"
+        assert ("no template 'moon'; it has host" if can else "has no template but `host`") in report.message

@@ -15,7 +15,7 @@ import time
 from typing import Any, NoReturn
 
 from . import interpreter, workspace
-from .channel import Channel, as_file, unpack
+from .channel import Channel, unpack
 from .processes import Process, signal_each
 from .source import look_like_a_fresh_interpreter, run_source
 from .walls import Layers, Setup, Walls
@@ -126,7 +126,8 @@ class _Agent:
             self._kill(self._action)
         return True
 
-    def _start(self, payload: int, stdin: int, stdout: int, stderr: int) -> None:
+    def _start(self, payload: int, stdin: int, stdout: int, stderr: int, *source_file: int) -> None:
+        """The source lies in a file of its own where another interpreter than this one runs it."""
         header, (source, *contents) = unpack(payload)
         try:
             self._files.check([*header["files"], *header["fetch"]])
@@ -141,14 +142,14 @@ class _Agent:
                 self._refuse(str(error))
         else:
             if header["runs"]:
-                self._launch(header, source, cwd, (stdin, stdout, stderr))
+                self._launch(header, source, cwd, (stdin, stdout, stderr, *source_file))
             else:
                 message = self._files.send(header["fetch"], self._channel)
                 self._channel.send({"op": "exited", "status": 0, "message": message})
-        for fd in (stdin, stdout, stderr):
+        for fd in (stdin, stdout, stderr, *source_file):
             os.close(fd)
 
-    def _launch(self, header: dict[str, Any], source: bytes, cwd: str, stdio: tuple[int, int, int]) -> None:
+    def _launch(self, header: dict[str, Any], source: bytes, cwd: str, stdio: tuple[int, ...]) -> None:
         # Where nobody was left behind nobody can have come: the environment stood still.
         action = _Action(frozenset(self._walls.others()) if self._left_behind else frozenset(), header)
         if not self._setup.has_cgroup:
@@ -157,7 +158,7 @@ class _Agent:
         self._set_oom_score(_OOM_FIRST)
         try:
             if header["argv"] is None and not self._setup.is_host:
-                action.pid = _spawn_source(source, header["env"], cwd, stdio)
+                action.pid = _spawn(list(interpreter.COMMAND), header["env"], cwd, stdio)
             elif header["argv"] is None:
                 action.pid = _fork_source(source.decode(errors="surrogatepass"), header["env"], cwd, stdio, self._walls)
             else:
@@ -170,7 +171,7 @@ class _Agent:
         self._action = action
         self._channel.send({"op": "started"})
 
-    def _spawn(self, argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+    def _spawn(self, argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...]) -> int:
         if self._walls.enters:
             return _spawn_by_fork(argv, env, cwd, stdio, self._walls)
         return _spawn(argv, env, cwd, stdio)
@@ -187,8 +188,8 @@ class _Agent:
         if isinstance(error, BlockingIOError):
             self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
             return
-        if action.header["argv"] is None and not self._setup.is_host:
-            self._refuse(f"{interpreter.MISSING}: {error}")
+        if action.header["argv"] is None and isinstance(error, FileNotFoundError):
+            self._refuse(interpreter.MISSING)
             return
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         os.write(stderr, f"cannot run {(action.header['argv'] or ['python'])[0]!r}: {error}\n".encode())
@@ -287,14 +288,6 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...
     return os.posix_spawn(program, argv, env, file_actions=ends, setsid=True, setsigdef=defaults)
 
 
-def _spawn_source(source: bytes, env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
-    file = as_file(source)
-    try:
-        return _spawn(list(interpreter.COMMAND), env, cwd, (*stdio, file))
-    finally:
-        os.close(file)
-
-
 def _program(name: str, search: str) -> str:
     """As a shell finds it. Raises FileNotFoundError, or PermissionError for a file that may not be executed."""
     if "/" in name:
@@ -305,7 +298,7 @@ def _program(name: str, search: str) -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def _spawn_by_fork(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], walls: Walls) -> int:
+def _spawn_by_fork(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...], walls: Walls) -> int:
     """For an action with walls of its own: between fork and exec it enters them."""
     stdin, stdout, stderr = stdio
     process = subprocess.Popen(
@@ -322,7 +315,7 @@ def _spawn_by_fork(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[
     return process.pid
 
 
-def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, int, int], walls: Walls) -> int:
+def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, ...], walls: Walls) -> int:
     pid = os.fork()
     if pid == 0:
         try:

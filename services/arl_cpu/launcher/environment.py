@@ -233,7 +233,10 @@ class Environment:
             "fetch": spec.fetch,
             "files": list(spec.files),
         }
-        payload = pack(header, [(spec.source or "").encode(errors="surrogatepass"), *spec.files.values()])
+        source = (spec.source or "").encode(errors="surrogatepass")
+        by_template = spec.source is not None and self._template is not None
+        payload = pack(header, [b"" if by_template else source, *spec.files.values()])
+        source_file = [as_file(source)] if by_template else []
         stdin = as_file(spec.stdin) if spec.stdin else os.open("/dev/null", os.O_RDONLY)
         try:
             host_id = self._cell.host_id
@@ -243,10 +246,10 @@ class Environment:
                 self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
             attempt.started_at = time.monotonic()
-            self._cell.channel.send({"op": "start"}, [payload, stdin, *ends])
+            self._cell.channel.send({"op": "start"}, [payload, stdin, *ends, *source_file])
         finally:
-            os.close(payload)
-            os.close(stdin)
+            for file in (payload, stdin, *source_file):
+                os.close(file)
         for capture in attempt.captures:
             capture.close_write_end()
 

@@ -3,7 +3,7 @@
 __all__ = ["COMMAND", "MISSING"]
 
 _SOURCE_FD = 3
-"""The one after standard error."""
+"""The one after standard error, as the agent gets it."""
 MISSING = "this template has no python3 in its PATH, which `source` is run by; give `argv`, or use another template"
 
 # For any Python 3. As `python main.py` would: the names, the search path, and tracebacks that begin in the source.

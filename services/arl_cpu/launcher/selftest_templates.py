@@ -1,17 +1,16 @@
 """Whether environments of this node can begin with templates, found by making one and changing a file of it."""
 
 import os
+import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 from arl_core.fence import Fence
 from arl_cpu.executor import Capability, EnvironmentSpec, Event, ExecSpec, Report
-from arl_cpu.templates.image import Image
-from arl_cpu.templates.importing import import_template
-from arl_cpu.templates.refused import Refused
-from arl_cpu.templates.store import Store
-from arl_cpu.templates.streams import Budget
+from arl_cpu.templates.records import Template
+from arl_cpu.templates.store import TREE, Store, owner_here
 
 from . import workdir
 from .cells import Host, Pool
@@ -34,12 +33,15 @@ def probe_templates(host: Host, directory: Path) -> Capability:
         return Capability(
             name=TEMPLATES, level="absent", mechanism="none", reason=reason, fix="use the namespaces driver"
         )
-    scratch = directory / "templates-probe"
-    workdir.remove(scratch)  # of one that was killed
+    # In the place of the real ones: not every file system can be mounted so. The launcher's directory is locked.
+    place = host.templates.directory if host.templates is not None else directory
+    scratch = place / f"probe.{zlib.crc32(os.fsencode(directory)):08x}"
     try:
-        scratch.mkdir()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        workdir.remove(scratch)  # of one that was killed
+        scratch.mkdir(mode=0o755)
         can_read, can_write = _try(host, scratch)
-    except (OSError, Refused) as error:
+    except OSError as error:
         return _absent(str(error))
     finally:
         workdir.remove(scratch)
@@ -57,12 +59,7 @@ def _absent(reason: str) -> Capability:
 
 def _try(host: Host, scratch: Path) -> tuple[bool, bool]:
     """The command is not there: that it is missed tells that everything else was."""
-    tree = scratch / "tree" / _WORKDIR.lstrip("/")
-    tree.mkdir(parents=True)
-    (tree / _FILE).write_text("below")
-    store = Store(scratch / "store")
-    budget = Budget(max_bytes=1 << 20, max_members=10)
-    import_template(store, tree.parent, _NAME, budget=budget, image=Image((), workdir=_WORKDIR), durable=False)
+    store = _a_store(scratch)
     reports: list[Event] = []
     trial = replace(host, templates=store)
     node = Node(trial, Pool(trial, 0), reports.append)
@@ -80,6 +77,22 @@ def _try(host: Host, scratch: Path) -> tuple[bool, bool]:
     finally:
         node.end_all(lambda: gone.append(True))
         host.loop.run_until(lambda: bool(gone), _LIMIT_S)
+
+
+def _a_store(scratch: Path) -> Store:
+    store = Store(scratch / "store")
+    store.make()
+    root = store.layers / _NAME / TREE
+    place = root / _WORKDIR.lstrip("/")
+    place.mkdir(parents=True)
+    (place / _FILE).write_text("below")
+    if (owner := owner_here()) is not None:
+        for path in (root, place, place / _FILE):
+            with suppress(OSError):  # as when an image is unpacked
+                os.chown(path, owner, owner)
+    template = Template(name=_NAME, digest="", source="", layers=(_NAME,), bytes=0, workdir=_WORKDIR)
+    store.path_of(_NAME).write_text(template.dumps())
+    return store
 
 
 def _missing_command(environment: EnvironmentSpec, files: dict[str, bytes]) -> ExecSpec:

@@ -38,6 +38,8 @@ def open_template(store: Store | None, driver: Driver, name: str) -> Opened | No
     except UnknownTemplate:
         there = ", ".join([HOST, *(each.name for each in store.list())])
         raise NoTemplate(f"this node has no template {name!r}; it has {there}") from None
+    except ValueError as error:
+        raise NoTemplate(f"the template {name!r} cannot be read: {error}; import it again") from None
 
 
 def layers_for(opened: Opened, agent: int) -> tuple[dict[str, Any], int | None]:

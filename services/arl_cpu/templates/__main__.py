@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         return _fail(f"there is no template {unknown}; there are: {there}")
     except InUse as used:
         return _fail(f"environments still live in {used.args[0].removesuffix('.json')}; end them first")
-    except (Refused, OSError) as error:
+    except (Refused, OSError, ValueError) as error:
         return _fail(str(error))
     sys.stdout.write(json.dumps([asdict(template) for template in answer]) + "\n")
     return 0

@@ -44,28 +44,24 @@ class _Layer:
     left_out: int
 
 
-def import_template(
-    store: Store, path: Path, name: str, *, budget: Budget, image: Image | None = None, durable: bool = True
-) -> Template:
-    """All of it or nothing; layers that are there already are not unpacked again. `image` says how to use a directory.
+def import_template(store: Store, path: Path, name: str, *, budget: Budget) -> Template:
+    """All of it or nothing; layers that are there already are not unpacked again. Raises Refused.
 
-    Raises Refused. `durable` also outlives a power failure. An environment that was made from an earlier template of
-    this name keeps its files.
+    An environment that was made from an earlier template of this name keeps its files.
     """
     check_name(name)
     kind = identify(path)
     with store.changing():
         _clear(store)
         if kind == "directory":
-            image = image or Image(())
+            image = Image(())
             layers = [_take_directory(store, path, budget)]
             digest = layers[0].name.replace("-", ":")
         else:
             with _told(path), opened(path) as blobs:
                 image, digest = image_of(blobs)
                 layers = [_take_layer(store, blobs, layer, budget) for layer in image.layers]
-        if durable:
-            _persist(store.layers)
+        _persist(store.layers)
         template = Template(
             name=name,
             digest=digest,
@@ -77,7 +73,7 @@ def import_template(
             home=_home(store, layers),
             left_out=sum(layer.left_out for layer in layers),
         )
-        replace_file(store.path_of(name), template.dumps(), durable=durable)
+        replace_file(store.path_of(name), template.dumps())
         _clear(store)
     return template
 

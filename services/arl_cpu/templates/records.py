@@ -34,8 +34,12 @@ class Template:
 
     @classmethod
     def loads(cls, text: str) -> "Template":
-        content = json.loads(text)
-        return cls(**{**content, "layers": tuple(content["layers"])})
+        """Raises ValueError for what this version did not write."""
+        try:
+            content = json.loads(text)
+            return cls(**{**content, "layers": tuple(content["layers"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no record of a template: {error}") from None
 
 
 def check_name(name: str) -> None:

@@ -11,10 +11,19 @@ from pathlib import Path
 
 from .records import Template
 
-__all__ = ["TREE", "InUse", "Opened", "Store", "UnknownTemplate"]
+__all__ = ["TREE", "InUse", "Opened", "Store", "UnknownTemplate", "owner_here"]
 
 TREE = "tree"
+_OWNER = 1000
 _TRIES = 3
+
+
+def owner_here() -> int | None:
+    """Of the files of layers: for root the one uid inside, which an idmapped mount makes an environment's; else None.
+
+    None is whoever unpacks them.
+    """
+    return _OWNER if os.geteuid() == 0 else None
 
 
 class UnknownTemplate(Exception):
@@ -55,10 +64,11 @@ class Store:
             return 0
 
     def list(self) -> tuple[Template, ...]:
+        """Raises OSError, or ValueError for a record that another version has written."""
         return tuple(template for path in sorted(self.names.glob("*.json")) if (template := _read(path)) is not None)
 
     def open(self, name: str) -> Opened:
-        """Raises UnknownTemplate."""
+        """Raises UnknownTemplate, and what `list` raises."""
         for _ in range(_TRIES):
             with ExitStack() as held:
                 try:

@@ -19,13 +19,12 @@ from arl_cpu.launcher import syscalls
 
 from .members import Place, place_of, relative
 from .refused import Refused
+from .store import owner_here
 from .streams import Budget
 
-__all__ = ["OPAQUE", "OWNER", "Unpacker", "owner_here", "read_archive"]
+__all__ = ["OPAQUE", "Unpacker", "read_archive"]
 
 OPAQUE = "user.overlay.opaque"
-OWNER = 1000
-"""Of the files where root unpacks them: the one uid inside, which an idmapped mount makes the environment's own."""
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -202,11 +201,6 @@ class Unpacker:
         if self._last is not None:
             os.close(self._last[1])
             self._last = None
-
-
-def owner_here() -> int | None:
-    """None: of whoever unpacks."""
-    return OWNER if os.geteuid() == 0 else None
 
 
 def _own(directory: int, name: str, owner: int | None) -> None:
