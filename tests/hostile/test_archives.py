@@ -115,6 +115,15 @@ class TestWhatIsRefused:
             import_template(store, path, "t", budget=a_budget())
         assert store.list() == ()
 
+    def test_a_layer_that_the_configuration_does_not_know(self, store: Store, tmp_path: Path) -> None:
+        """What `docker save` writes says no other digests."""
+        path = a_docker_archive(tmp_path / "image.tar", [a_layer(member("a", "1"))])
+        content = path.read_bytes()
+        path.write_bytes(content.replace(a_layer(member("a", "1")), a_layer(member("a", "2"))))
+        assert path.read_bytes() != content
+        with pytest.raises(Refused, match="damaged"):
+            import_template(store, path, "t", budget=a_budget())
+
     @pytest.mark.parametrize("content", [b"", b"x" * 2000, b"{}", b"[" * 100_000])
     def test_what_is_no_image(self, store: Store, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "image.tar").write_bytes(content)

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from support.images import a_layer, a_root, a_symlink, an_oci_layout, member, pa
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
 
 PYTHON = Path("/usr/bin/python3")
+SINCE_LINUX = (6, 6)
 USED_AT_START = ("collections", "encodings", "importlib", "lib-dynload", "re")
 
 
@@ -26,8 +29,9 @@ USED_AT_START = ("collections", "encodings", "importlib", "lib-dynload", "re")
 async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     """Of the driver that has templates."""
     async with a_bench(tmp_path_factory.mktemp("sandbox"), "namespaces") as bench:
-        if "templates" not in bench.enforcement or bench.enforcement["templates"] == "absent":
-            pytest.skip(capability(bench).reason)
+        if bench.enforcement["templates"] == "absent":
+            kernel = tuple(map(int, os.uname().release.split(".")[:2]))
+            (pytest.skip if kernel < SINCE_LINUX else pytest.fail)(capability(bench).reason)
         yield bench
 
 
@@ -43,6 +47,20 @@ async def plain(sandbox: Bench, base: bytes) -> Template:
     layer = a_layer(member("data/.wh.gone"), member("data/old/"), member("data/old/.wh..wh..opq"), member("data/new"))
     config = {"Env": ["COLOUR=blue", "PATH=/nowhere:/bin"], "WorkingDir": "/data"}
     return imported(sandbox, "plain", base, layer, config=config)
+
+
+@pytest.fixture
+def changeable(sandbox: Bench) -> None:
+    """Where what an image brings can only be read there is less to see."""
+    if sandbox.enforcement["templates"] != "enforced":
+        pytest.skip(capability(sandbox).reason)
+
+
+@pytest.fixture
+async def small(sandbox: Bench, plain: Template) -> AsyncIterator[EnvironmentSpec]:
+    environment = an_environment(template=plain.name, disk_mib=8)
+    yield environment
+    await sandbox.destroy(environment.id)
 
 
 def imported(sandbox: Bench, name: str, *layers: bytes, **image: Any) -> Template:
@@ -99,13 +117,13 @@ class TestWhatAnActionSees:
         report = await shell(sandbox, "echo $COLOUR; pwd", env={"COLOUR": "red"}, cwd="old")
         assert report.stdout.kept == b"red\n/data/old\n"
 
+    @pytest.mark.usefixtures("changeable")
     async def test_files_go_to_its_working_directory_and_come_from_there(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat in >out; cat kept >>out", files={"in": b"1\n"}, fetch=("out", "kept"))
         assert report.files == {"out": b"1\nbelow\n", "kept": b"below\n"}
 
+    @pytest.mark.usefixtures("changeable")
     async def test_everything_can_be_changed_by_the_one_user(self, sandbox: Bench) -> None:
-        if sandbox.enforcement["templates"] != "enforced":
-            pytest.skip(capability(sandbox).reason)
         text = """
             set -e
             echo above >kept; echo x >/etc/release; rm -r old; mkdir old; echo y >old/b; mv new /moved
@@ -164,17 +182,15 @@ class TestSource:
 
 @pytest.mark.usefixtures("plain")
 class TestLimits:
-    async def test_all_that_is_written_is_bounded_wherever_it_is(self, sandbox: Bench) -> None:
-        environment = an_environment(template="plain", disk_mib=8)
+    @pytest.mark.usefixtures("changeable")
+    async def test_all_that_is_written_is_bounded_wherever_it_is(self, sandbox: Bench, small: EnvironmentSpec) -> None:
         for place in ("/etc/x", "/data/x", "/tmp/x", "/dev/shm/x", "/x"):
-            report = await shell(sandbox, f"dd if=/dev/zero of={place} bs=1048576 count=20", environment)
+            report = await shell(sandbox, f"dd if=/dev/zero of={place} bs=1048576 count=20", small)
             assert (report.outcome, report.reason) == ("limit_exceeded", "disk"), place
-            assert (await shell(sandbox, f"rm {place}", environment)).outcome == "ok"
-        await sandbox.destroy(environment.id)
+            assert (await shell(sandbox, f"rm {place}", small)).outcome == "ok"
 
+    @pytest.mark.usefixtures("changeable")
     async def test_copying_up_counts_too(self, sandbox: Bench, base: bytes) -> None:
-        if sandbox.enforcement["templates"] != "enforced":
-            pytest.skip(capability(sandbox).reason)
         imported(sandbox, "large", base, a_layer(member("large", bytes(16 << 20))))
         report = await shell(
             sandbox, "echo x >>/large", an_environment(scope="ephemeral", template="large", disk_mib=8)
@@ -182,6 +198,7 @@ class TestLimits:
         assert report.outcome == "user_error"  # what was copied is gone again, so nothing is full
         assert b"No space left on device" in report.stderr.kept
 
+    @pytest.mark.usefixtures("changeable")
     async def test_no_end_of_files_can_be_made(self, sandbox: Bench) -> None:
         environment = an_environment(scope="ephemeral", template="plain", memory_mib=32)
         text = "i=0; while [ $i -lt 6000 ]; do : >/data/$i || exit 1; i=$((i+1)); done"
@@ -191,6 +208,7 @@ class TestLimits:
 
 @pytest.mark.usefixtures("plain")
 class TestSeparation:
+    @pytest.mark.usefixtures("changeable")
     async def test_two_environments_do_not_see_what_the_other_writes_and_the_template_stays(
         self, sandbox: Bench
     ) -> None:
@@ -221,11 +239,9 @@ class TestSeparation:
         await sandbox.destroy(environment.id)
         await eventually(lambda: is_removed(sandbox, "kept"))
 
-    async def test_nothing_is_mounted_outside(self, sandbox: Bench) -> None:
-        environment = an_environment(template="plain")
-        await shell(sandbox, "true", environment)
+    async def test_nothing_is_mounted_outside(self, sandbox: Bench, small: EnvironmentSpec) -> None:
+        await shell(sandbox, "true", small)
         assert str(store_of(sandbox).directory) not in Path("/proc/self/mountinfo").read_text()
-        await sandbox.destroy(environment.id)
 
     async def test_a_template_that_is_not_there_is_named_with_those_that_are(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "true", an_environment(template="moon"))
@@ -268,6 +284,7 @@ class TestHostileImages:
         assert report.stdout.kept.startswith(b"uid=1000 gid=1000"), report
         assert b"euid" not in report.stdout.kept
 
+    @pytest.mark.usefixtures("changeable")
     async def test_a_module_in_the_image_is_not_imported_by_the_agent(self, sandbox: Bench, base: bytes) -> None:
         """The agent's own modules lie outside; what lies in their place is the image's."""
         trap = b"import os\nos.kill(1, 9)\nopen('/data/trapped', 'w')\n"
@@ -281,6 +298,17 @@ class TestHostileImages:
             assert report.outcome in ("ok", "user_error")
             assert b"trapped" not in report.stdout.kept
         await sandbox.destroy(environment.id)
+
+    def test_an_agent_without_its_modules_imports_none(self) -> None:
+        code = f"""
+import os, sys
+from arl_cpu.launcher.source import look_like_a_fresh_interpreter
+os.chdir({os.path.dirname(os.__file__)!r})
+look_like_a_fresh_interpreter(None)
+import wave
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "No module named 'wave'" in done.stderr
 
 
 def as_dict(environment: EnvironmentSpec) -> dict[str, Any]:
