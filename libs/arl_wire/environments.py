@@ -2,12 +2,12 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field
 
 from arl_wire.actions import (
+    HOST,
     MAX_FILES,
     MAX_MIB,
     Base64,
@@ -16,6 +16,7 @@ from arl_wire.actions import (
     Name,
     RelativePath,
     Strict,
+    TemplateName,
     Text,
     VariableName,
 )
@@ -38,7 +39,7 @@ class CreateEnvironment(Strict):
 
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="Its name; one is made up where there is none")
-    template: Literal["host"] = "host"
+    template: TemplateName = HOST
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of what can be written in it")
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
