@@ -113,6 +113,12 @@ class Report:
     environment_lost: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def weight(self) -> int:
+        """Bytes in the statement that settles it; files travel in base64."""
+        files = sum(len(content) for content in self.files.values())
+        return len(self.stdout.kept) + len(self.stderr.kept) + files * 4 // 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentStatus:

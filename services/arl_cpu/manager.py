@@ -192,7 +192,7 @@ class Manager:
     async def _settle_until_done(self, report: Report) -> None:
         while True:
             try:
-                await self._settles.submit(report, weight=_weight(report))
+                await self._settles.submit(report, weight=report.weight)
             except Exception as error:  # noqa: BLE001 - the report is kept until the database takes it
                 log.warning("settle of %s failed, trying again: %r", report.fence, error)
                 await asyncio.sleep(RETRY_S)
@@ -258,7 +258,7 @@ class Manager:
             await self.offer(granted, epoch=self.epoch)
         running = {fence: row for fence, row in rows.items() if row["state"] == "running"}
         await self._start_stranded(running)
-        await self._apply_resizes(running)
+        await self._resizes.follow(running)
         lost = {fence for fence in before if fence not in rows}
         wished = {fence for fence, row in rows.items() if row["cancel"]}
         await self._kill((lost | wished) & self._holdings.fences)
@@ -266,15 +266,6 @@ class Manager:
             await self._end(found.ending)
         await self._destroy_lost(recorded - found.live)
         return bool(found.held or found.ending)
-
-    async def _apply_resizes(self, running: Mapping[Fence, Mapping[str, Any]]) -> None:
-        resizes = [
-            ResizeBody(cpu_milli=row["amounts"]["cpu_milli"], **{k: row[k] for k in ("id", "grant_no", "amounts_seq")})
-            for fence, row in running.items()
-            if self._resizes.is_news(fence, row["amounts_seq"])
-        ]
-        if resizes:
-            await self._resizes.apply(resizes)
 
     async def _publish_templates(self) -> None:
         """Those that were imported or removed since the last look."""
@@ -390,12 +381,6 @@ class Manager:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("background work failed: %r", error)
-
-
-def _weight(report: Report) -> int:
-    """Bytes in the statement that settles it; files travel in base64."""
-    files = sum(len(content) for content in report.files.values())
-    return len(report.stdout.kept) + len(report.stderr.kept) + files * 4 // 3
 
 
 def _bodies(fences: Iterable[Fence]) -> list[FenceBody]:

@@ -1,7 +1,8 @@
 """Resizes of running actions: nothing is free before the executor confirmed that it is not used any more."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from arl_core.fence import Fence
 from arl_cpu.executor import Executor, Resize
@@ -21,12 +22,22 @@ class Resizes:
     async def apply(self, bodies: Sequence[ResizeBody]) -> list[ResizeAnswer]:
         """An answer for each, in their order."""
         async with self._one_at_a_time:
-            news = [body for body in bodies if self.is_news(_fence(body), body.amounts_seq)]
+            news = [body for body in bodies if self._is_news(_fence(body), body.amounts_seq)]
             newest = {_fence(body): body for body in sorted(news, key=lambda body: body.amounts_seq)}
             shrinks = [body for fence, body in newest.items() if body.cpu_milli < self._cpu_milli(fence)]
             growths = [body for body in newest.values() if body not in shrinks]
             full = await self._change(shrinks) | await self._change(growths)
             return [self._answer(body, is_full=_fence(body) in full) for body in bodies]
+
+    async def follow(self, rows: Mapping[Fence, Mapping[str, Any]]) -> None:
+        """Make true what running rows say and is not so here yet."""
+        news = [
+            ResizeBody(cpu_milli=row["amounts"]["cpu_milli"], **{k: row[k] for k in ("id", "grant_no", "amounts_seq")})
+            for fence, row in rows.items()
+            if self._is_news(fence, row["amounts_seq"])
+        ]
+        if news:
+            await self.apply(news)
 
     def absent(self, body: ResizeBody) -> ResizeAnswer:
         """For another node than this."""
@@ -34,7 +45,7 @@ class Resizes:
             id=body.id, grant_no=body.grant_no, status="absent", free_cpu_milli=self._holdings.free["cpu_milli"]
         )
 
-    def is_news(self, fence: Fence, amounts_seq: int) -> bool:
+    def _is_news(self, fence: Fence, amounts_seq: int) -> bool:
         """Whether it runs here and has not yet what the resize of this number says."""
         attempt = self._running(fence)
         return attempt is not None and amounts_seq > attempt.amounts_seq

@@ -164,7 +164,6 @@ async def submit_action(
     body: SubmitAction,
     caller: Writer,
     actions: Service,
-    environments: EnvironmentService,
     request: Request,
     response: Response,
     wait: Wait = 0,
@@ -172,6 +171,7 @@ async def submit_action(
 ) -> Response:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
     trace = trace_of(request)
+    environments: Environments = request.app.state.environments
     body = await environments.named(body, caller)
     action = await actions.submit(body, caller, key=idempotency_key, trace=trace, wait_s=wait)
     response.headers["location"] = f"/v1/actions/{action.id}"
@@ -190,13 +190,13 @@ async def submit_actions(
     body: SubmitBatch,
     caller: Writer,
     actions: Service,
-    environments: EnvironmentService,
     request: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept up to 1000 actions; each has its own answer."""
     trace = trace_of(request)
+    environments: Environments = request.app.state.environments
     submissions = await environments.each_named(body.submissions(), caller)
     accepted = await actions.submit_batch(submissions, caller, key=idempotency_key, trace=trace)
     return written(accepted, response, 202)

@@ -82,6 +82,10 @@ class Index:
         self._holds: dict[UUID, _Hold] = {}
         self._classes: dict[int, ActionClass] = {}
         self._deadlines: list[tuple[float, UUID]] = []
+        self._living: Counter[int | None] | None = None
+        """How many homes each node has; counted anew after one came, moved or went."""
+        self._tombstones: set[Name] = set()
+        """Homes that are gone and whose names are taken still."""
         self._to_confirm: set[Name] = set()
         self._confirming: set[Name] = set()
         self._returning: set[Name] = set()
@@ -174,7 +178,9 @@ class Index:
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at; the queues are the index's own and stay as they are during the round."""
-        homes = Counter(home.node for home in self._homes.values() if not home.gone)
+        if self._living is None:
+            self._living = Counter(home.node for home in self._homes.values() if not home.gone)
+        homes = self._living
         return Snapshot(
             now=now,
             queues=tuple(self._waiting.queues()),
@@ -211,8 +217,8 @@ class Index:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""
         return [
             action_id
-            for home in self._homes.values()
-            if home.gone and not home.deleted and home.busy is None
+            for name in sorted(self._tombstones)
+            if (home := self._homes[name]).busy is None
             for action_id in home.line
         ]
 
@@ -249,6 +255,7 @@ class Index:
         if home.gone and home.deleted and home.busy is None:
             home.id, home.node = uuid4(), None
             home.known = home.assumed = home.gone = home.deleted = False
+            self._living = None
         free = home.busy is None and not home.gone and not home.deleted and not home.returning
         offer = (home.line[0], home.id, home.node) if home.line and free else None
         if offer != home.offered:
@@ -261,6 +268,7 @@ class Index:
         if not home.line and home.busy is None and not home.known and not home.assumed:
             self._ledger.release(home.id)
             self._homes.pop(home.name, None)
+            self._living = None
 
     def _forget_queued(self, action_id: UUID) -> None:
         self._queued.pop(action_id, None)
@@ -284,6 +292,7 @@ class Index:
         home = self._homes[hold.home]
         if home.node is None:
             home.node, home.assumed = hold.node, True
+            self._living = None
             self._ledger.take(home.id, hold.node, environment_part(hold.amounts))
         home.busy = action_id
         self._promote(home)
@@ -306,6 +315,7 @@ class Index:
             if home is not None and not home.known and home.busy is None:
                 self._ledger.release(home.id)
                 home.node, home.assumed = None, False
+                self._living = None
                 self._promote(home)
 
     def _adopt(self, row: Held) -> None:
@@ -334,6 +344,8 @@ class Index:
             self._ledger.release(home.id)
             home.id = row.id
         home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
+        self._living = None
+        (self._tombstones.add if row.gone and not row.deleted else self._tombstones.discard)(name)
         if row.gone:
             self._ledger.release(home.id)
         else:

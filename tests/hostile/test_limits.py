@@ -10,6 +10,16 @@ from arl_cpu.executor import EnvironmentSpec
 from support.conditions import eventually
 from support.sandbox import Bench, a_command, a_program, agent_of, an_environment, living_descendants
 
+OPEN_FILES = """
+import os
+def is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+print([number for number in range(256) if is_open(number)])
+"""
 COUNT = "ls -d /proc/[0-9]* | wc -l"
 FORK_BOMB = """
 import os
@@ -93,6 +103,10 @@ class TestTimeout:
 
 
 class TestOddInput:
+    async def test_a_command_has_its_three_files_and_no_other(self, sandbox: Bench) -> None:
+        report = await sandbox.run(a_command("python3", "-c", OPEN_FILES, stdin=b"x"))
+        assert report.stdout.kept == b"[0, 1, 2]\n", report
+
     async def test_text_that_is_no_text_is_a_user_error(self, sandbox: Bench) -> None:
         lone = "\ud800"
         for spec in (

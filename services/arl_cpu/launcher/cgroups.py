@@ -169,6 +169,7 @@ class V1Tree:
 class V1Group:
     def __init__(self, paths: dict[str, Path], distinct: Sequence[Path], cpus: str, mems: str) -> None:
         self._distinct, self._all_cores = distinct, cpus
+        self._given = ("", "")
         for path in distinct:
             path.mkdir(exist_ok=True)
         # Strings, because putting a Path together costs more than what is done with it.
@@ -188,8 +189,12 @@ class V1Group:
         _write(self._files["pids.max"], pids)
 
     def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        _write(self._files["cpu.quota"], _quota_us(cpu_milli))
-        _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
+        given = str(_quota_us(cpu_milli)), ",".join(map(str, cores)) or self._all_cores
+        if given != self._given:
+            self._given = ("", "")  # until both are written
+            for file, value in zip(("cpu.quota", "cpuset.cpus"), given, strict=True):
+                _write(self._files[file], value)
+            self._given = given
 
     def freeze(self) -> bool:
         state = self._files["freezer.state"]

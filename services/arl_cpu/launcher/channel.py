@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ __all__ = ["Channel", "as_file", "pack", "unpack"]
 
 _MAX_PACKET = 64 << 10
 _MAX_FILES = 8
+_BESIDE = socket.CMSG_SPACE(_MAX_FILES * array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("I")
 
@@ -28,10 +30,14 @@ class Channel:
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """The next message and its files; None at the end of the other side."""
         try:
-            data, files, _, _ = socket.recv_fds(self.socket, _MAX_PACKET, _MAX_FILES, socket.MSG_CMSG_CLOEXEC)
+            # Not socket.recv_fds: it drops its flags, and what an action must not have would be inherited.
+            data, beside, _, _ = self.socket.recvmsg(_MAX_PACKET, _BESIDE, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return None
-        return (json.loads(data), files) if data else None
+        files = array("i")
+        for _, _, part in beside:
+            files.frombytes(part[: len(part) - len(part) % files.itemsize])
+        return (json.loads(data), files.tolist()) if data else None
 
     def close(self) -> None:
         self.socket.close()
