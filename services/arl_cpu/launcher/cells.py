@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from arl_cpu.templates.store import Opened, Store
 
 from . import unsafe_local, workdir
-from .cgroups import Group, NoGroup, Tree
+from .cgroups import Group, NoGroup, Tree, until
 from .channel import Channel
 from .drivers import Driver
 from .loop import Loop
@@ -27,6 +27,7 @@ from .zygote import Zygote
 
 __all__ = ["Cell", "Host", "Owner", "Pool"]
 
+_FREEZE_LIMIT_S = 0.5
 _REMOVE_RETRY_S = 0.05
 _STRAYS_RETRY_S = 0.05
 _REFILL_S = 0.02
@@ -149,7 +150,7 @@ class Cell:
         if self.pid is None:
             return
         if not self._host.driver.ends_with_first:
-            self.freeze()
+            until(self.freeze, _FREEZE_LIMIT_S)
         first = self._host.driver.first_process(self.pid)
         with suppress(OSError):  # pid 1 is dying in any case
             os.kill(first, signal.SIGKILL)
@@ -157,7 +158,7 @@ class Cell:
             (self.group.kill if first == self.pid else self.group.thaw)()
 
     def freeze(self) -> bool:
-        """Whether nothing in it runs any more."""
+        """Whether nothing in it runs any more; otherwise that is asked again."""
         try:
             return self.group.freeze()
         except OSError:

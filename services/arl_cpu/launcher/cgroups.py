@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Group", "NoGroup", "Tree", "Usage", "find_tree"]
+__all__ = ["Group", "NoGroup", "Tree", "Usage", "find_tree", "until"]
 
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 _SHARES, _WEIGHT = 102, 10
 """A tenth of the default: sandboxes cannot starve the services beside them."""
-_FREEZE_LIMIT_S = 0.5
 _V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
 _V1_FILES = {
     "cpu.quota": "cpu.cfs_quota_us",
@@ -55,7 +54,7 @@ class Group(Protocol):
     def limit(self, *, memory_mib: int, pids: int) -> None: ...
     def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
     def freeze(self) -> bool:
-        """True once no process of the group runs."""
+        """True once no process of the group runs; asked again until then."""
         ...
 
     def thaw(self) -> None: ...
@@ -169,7 +168,6 @@ class V1Tree:
 class V1Group:
     def __init__(self, paths: dict[str, Path], distinct: Sequence[Path], cpus: str, mems: str) -> None:
         self._distinct, self._all_cores = distinct, cpus
-        self._given = ("", "")
         for path in distinct:
             path.mkdir(exist_ok=True)
         # Strings, because putting a Path together costs more than what is done with it.
@@ -189,17 +187,14 @@ class V1Group:
         _write(self._files["pids.max"], pids)
 
     def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        given = str(_quota_us(cpu_milli)), ",".join(map(str, cores)) or self._all_cores
-        if given != self._given:
-            self._given = ("", "")  # until both are written
-            for file, value in zip(("cpu.quota", "cpuset.cpus"), given, strict=True):
-                _write(self._files[file], value)
-            self._given = given
+        # Written though it may be the same: that begins a period anew, so that what ran before is not paid for now.
+        _write(self._files["cpu.quota"], _quota_us(cpu_milli))
+        _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
 
     def freeze(self) -> bool:
         state = self._files["freezer.state"]
         _write(state, "FROZEN")
-        return _until(lambda: _read(state) == "FROZEN\n")
+        return _read(state) == "FROZEN\n"
 
     def thaw(self) -> None:
         _write(self._files["freezer.state"], "THAWED")
@@ -283,7 +278,7 @@ class V2Group:
 
     def freeze(self) -> bool:
         _write(self._path / "cgroup.freeze", 1)
-        return _until(lambda: _counter(self._path / "cgroup.events", "frozen") == 1)
+        return _counter(self._path / "cgroup.events", "frozen") == 1
 
     def thaw(self) -> None:
         _write(self._path / "cgroup.freeze", 0)
@@ -341,10 +336,10 @@ def _kill_and_remove(group: Group) -> None:
             group.kill()
         return group.remove()
 
-    _until(gone, limit_s=2.0)
+    until(gone, limit_s=2.0)
 
 
-def _until(done: Callable[[], bool], limit_s: float = _FREEZE_LIMIT_S) -> bool:
+def until(done: Callable[[], bool], limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
     while not done():
         if time.monotonic() > deadline:

@@ -26,6 +26,7 @@ __all__ = ["Environment"]
 
 _SETUP_LIMIT_S = 30.0
 _KILL_STAGE_S = 3.0
+_FREEZE_LIMIT_S, _FREEZE_LOOK_S = 2.0, 0.0001
 _AGENT_MILLI = 1000
 """What the agent itself may use where the attempt runs nothing."""
 
@@ -279,10 +280,20 @@ class Environment:
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
             self.end()
-        elif self._cell.freeze():
-            self._settle(attempt, lost=False)
         else:
+            self._settle_once_frozen(attempt, time.monotonic() + _FREEZE_LIMIT_S)
+
+    def _settle_once_frozen(self, attempt: Attempt, deadline: float) -> None:
+        """A process freezes when it next runs, and until then others are served."""
+        if self.attempt is not attempt:
+            return  # its environment died meanwhile, and that was told
+        if self._cell.freeze():
+            self._settle(attempt, lost=False)
+        elif time.monotonic() > deadline:
             self._cell.kill()
+        else:
+            time.sleep(_FREEZE_LOOK_S)  # the loop's own timers are ten times as coarse
+            self._host.loop.after(0, partial(self._settle_once_frozen, attempt, deadline))
 
     def _settle(self, attempt: Attempt, *, lost: bool) -> None:
         """Report. Nothing of the attempt runs any more: it is dead, or frozen."""
