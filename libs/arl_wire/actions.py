@@ -1,6 +1,7 @@
 """An action as clients submit and see it."""
 
 import binascii
+import posixpath
 from base64 import b64decode, b64encode
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -62,7 +63,7 @@ def _no_nul(text: str) -> str:
 
 
 def _relative_path(path: str) -> str:
-    if path.startswith("/") or ".." in path.split("/") or path.rstrip("/") in ("", "."):
+    if path.startswith("/") or ".." in path.split("/") or posixpath.normpath(path) == ".":
         raise ValueError("must be a relative path below the working directory, without `..`")
     return path
 
@@ -259,9 +260,11 @@ class SubmitAction(Strict):
             raise ValueError(
                 f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"
             )
+        if self.kind == "environment.files" and self.env:
+            raise ValueError("kind `environment.files` runs nothing; it takes no env")
         if self.environment.id is not None:
-            if self.trajectory is not None or self.kind == "environment.create":
-                raise ValueError("environment.id says which environment; leave trajectory out")
+            if self.kind == "environment.create":
+                raise ValueError("environment.id names one that is there; one that is to be made has none yet")
         elif self.environment.scope == "trajectory" and self.trajectory is None:
             raise ValueError("environment.scope `trajectory` needs a trajectory")
         return self
@@ -333,6 +336,7 @@ class Action(BaseModel):
     task: str
     trajectory: str | None = None
     kind: str
+    environment: UUID | None = Field(default=None, description="The kept environment it was granted in")
     state: State
     outcome: Outcome | None = None
     reason: str | None = Field(default=None, description="The limit, or the cause of an infra_error")

@@ -68,6 +68,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
     demand = demand_of(action)
     elastic = _elastic(action)
     environment = {
+        "id": str(action.environment.id) if action.environment.id is not None else None,
         "scope": action.environment.scope,
         "template": action.environment.template,
         "idle_ttl_s": action.environment.idle_ttl_s,

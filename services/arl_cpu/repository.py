@@ -118,7 +118,7 @@ START = text(f"""
            set state = 'running', started_at = now()
           from ours
          where a.id = ours.id
-     returning a.id, a.grant_no, a.project_id, a.queue_id, a.trajectory, a.environment_id,
+     returning a.id, a.grant_no, a.kind, a.project_id, a.queue_id, a.trajectory, a.environment_id,
                a.cancel_requested_at is not null as cancel
     ), made as (
         insert into environments (id, project_id, queue_id, trajectory, node_id, node_epoch, template, memory_mib,
@@ -133,7 +133,7 @@ START = text(f"""
             on conflict do nothing
      returning id
     )
-    select started.id, started.grant_no, started.environment_id, started.cancel, {_SPEC},
+    select started.id, started.grant_no, started.kind, started.environment_id, started.cancel, {_SPEC},
            started.environment_id is null
            or made.id is not null
            or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live,
@@ -145,7 +145,7 @@ START = text(f"""
 """)  # noqa: S608 - constants of this module
 
 LOAD = text(f"""
-    select a.id, a.grant_no, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC},
+    select a.id, a.grant_no, a.kind, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC},
            true as environment_live, coalesce(e.last_used_at = e.created_at, true) as may_make
       from actions as a
       join action_specs as s using (id)

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64decode
+from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
@@ -16,7 +17,9 @@ def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
     fence = Fence(row.id, row.grant_no)
     if row.cancel:
         return Report(fence=fence, outcome="cancelled")
-    if not row.environment_live:
+    environment = json.loads(row.environment)
+    named = environment.get("id")
+    if not row.environment_live or (named is not None and UUID(named) != row.environment_id):
         return Report(
             fence=fence,
             outcome="infra_error",
@@ -24,7 +27,9 @@ def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
             message="the trajectory's environment is gone; end the trajectory to begin anew",
             environment_lost=True,
         )
-    missing = set(json.loads(row.environment).get("require", ())) - enforced
+    if row.kind == "environment.create" and not row.may_make:
+        return Report(fence=fence, outcome="user_error", reason="environment_exists", message="it is there already")
+    missing = set(environment.get("require", ())) - enforced
     if missing:
         message = f"this node does not enforce {', '.join(sorted(missing))}"
         return Report(fence=fence, outcome="infra_error", reason="not_enforced", message=message)

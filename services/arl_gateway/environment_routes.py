@@ -39,7 +39,7 @@ router = APIRouter(prefix="/v1/environments", tags=["environments"])
     response_model=Environment,
     responses={
         202: {"model": Action, "description": "Not made yet: the durable action that makes it"},
-        **documented(*ANY, *SUBMIT, Conflict),
+        **documented(*ANY, *SUBMIT),
     },
 )
 async def create_environment(

@@ -14,13 +14,28 @@ from arl_kit.ids import uuid7
 from arl_store.tx import Row, Store
 from arl_wire.actions import Action, Demand, EnvironmentRequest, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
-from arl_wire.errors import BadRequest, Conflict, FieldError, NotFound, TangramError, TooLarge, Unavailable
+from arl_wire.errors import (
+    BadRequest,
+    Conflict,
+    FieldError,
+    NotFound,
+    TangramError,
+    TooLarge,
+    Unavailable,
+    ValidationFailed,
+)
 
 __all__ = ["Environments"]
 
 FILES_WAIT_S = 55.0
+EXISTS = "environment_exists"
+"""Why the manager refuses to make an environment that somebody uses already."""
+SIZES = ("memory_mib", "disk_mib", "pids")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+
+Asked = SubmitAction | TangramError
+"""A submission, or why it is none."""
 
 
 class Environments:
@@ -33,8 +48,6 @@ class Environments:
     ) -> Environment | Action:
         """The environment, or the action that makes it where that takes longer. Raises `Conflict` for a taken name."""
         trajectory = body.trajectory or _name_for(key)
-        if key is None and await self._find(caller, task=body.task, trajectory=trajectory) is not None:
-            raise _taken(trajectory)
         action = SubmitAction(
             kind="environment.create",
             task=body.task,
@@ -45,15 +58,24 @@ class Environments:
             files=_encoded(body.files),
             labels=body.labels,
         )
-        made = await self._actions.submit(action, caller, key=key, trace=trace, wait_s=wait_s)
+        try:
+            made = await self._actions.submit(action, caller, key=key, trace=trace, wait_s=wait_s)
+        except TangramError as refused:
+            refused.errors = [_as_asked(each) for each in refused.errors]
+            raise
         if made.settled_at is None:
             return made
-        row = await self._find(caller, task=body.task, trajectory=trajectory)
-        if made.outcome is not Outcome.OK or row is None:
-            raise Conflict(f"the environment was not made: {made.outcome} ({made.message or made.reason})")
-        if row.created_at < made.created_at:
-            raise _taken(trajectory)
-        return _shown(row)
+        if made.outcome is not Outcome.OK:
+            await self._undo(made, caller)
+            raise _not_made(made)
+        if made.environment is None:
+            raise NotFound(f"action {made.id} does not say which environment it made")
+        return _shown(await self._row(made.environment, caller))
+
+    async def _undo(self, made: Action, caller: Caller) -> None:
+        """What could not be made as asked for does not stay, unless it was somebody's before."""
+        if made.trajectory is not None and made.reason not in (EXISTS, "environment_lost"):
+            await self._actions.end_trajectory(made.task, made.trajectory, caller)
 
     async def get(self, id: UUID, caller: Caller) -> Environment:
         return _shown(await self._row(id, caller))
@@ -102,30 +124,18 @@ class Environments:
             raise TooLarge(settled.message)
         raise NotFound(f"there is no file {path!r} in environment {id}")
 
-    async def named(self, action: SubmitAction, caller: Caller) -> SubmitAction:
-        """With the trajectory of the environment that it names by id."""
-        if action.environment.id is None:
-            return action
-        row = await self._live(action.environment.id, caller)
-        if row.task != action.task:
-            message = f"belongs to task {row.task!r}"
-            raise Conflict(
-                f"environment {row.id} {message}", errors=[FieldError(field="environment.id", message=message)]
-            )
-        environment = action.environment.model_copy(update={"id": None, "scope": "trajectory"})
-        return action.model_copy(update={"environment": environment, "trajectory": row.trajectory})
+    async def named(self, actions: Sequence[Asked], caller: Caller, *, key: str | None) -> Sequence[Asked]:
+        """Each with the trajectory of the environment that it names by id, and refused where it can't be.
 
-    async def each_named(
-        self, actions: Sequence[SubmitAction | TangramError], caller: Caller
-    ) -> Sequence[SubmitAction | TangramError]:
-        """As `named`; one that names no environment of the caller's is refused alone."""
-        named: list[SubmitAction | TangramError] = []
-        for action in actions:
-            try:
-                named.append(action if isinstance(action, TangramError) else await self.named(action, caller))
-            except TangramError as refused:
-                named.append(refused)
-        return named
+        With a key the environment may be over: the action may be there already, and if not the manager finds out.
+        """
+        ids = {each.environment.id for each in actions if isinstance(each, SubmitAction)} - {None}
+        if not ids:
+            return actions
+        async with self._store.read() as tx:
+            found = await repository.environments_by_id(tx, sorted(filter(None, ids)), project_id=caller.project_id)
+        rows = {row.id: row for row in found}
+        return [_named(each, rows, must_live=key is None) for each in actions]
 
     async def _move(
         self, id: UUID, caller: Caller, trace: Trace, *, files: dict[str, bytes], fetch: Sequence[str]
@@ -135,13 +145,15 @@ class Environments:
             kind="environment.files",
             task=row.task,
             trajectory=row.trajectory,
-            environment=EnvironmentRequest(scope="trajectory"),
+            environment=EnvironmentRequest(id=id, scope="trajectory"),
+            demand=Demand(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
             files=_encoded(files),
             fetch=list(fetch),
         )
         settled = await self._actions.submit(action, caller, key=None, trace=trace, wait_s=FILES_WAIT_S)
         if settled.settled_at is None:
-            await self._actions.cancel(settled.id, caller)
+            settled = await self._actions.cancel(settled.id, caller)
+        if settled.settled_at is None or settled.outcome is Outcome.CANCELLED:
             raise Unavailable(f"environment {id} is busy with other actions; try again", retry_after_s=5)
         if settled.outcome is not Outcome.OK:
             raise Conflict(f"environment {id}: {settled.outcome} ({settled.message or settled.reason})")
@@ -150,29 +162,61 @@ class Environments:
     async def _live(self, id: UUID, caller: Caller) -> Row:
         row = await self._row(id, caller)
         if row.state != EnvironmentState.LIVE:
-            message = f"is {row.state}" + (f" ({row.end_reason})" if row.end_reason else "")
-            raise Conflict(f"environment {id} {message}", errors=[FieldError(field="environment.id", message=message)])
+            raise _over(row)
         return row
 
     async def _row(self, id: UUID, caller: Caller) -> Row:
         async with self._store.read() as tx:
-            row = await repository.environment(tx, id, project_id=caller.project_id)
-        if row is None:
+            rows = await repository.environments_by_id(tx, [id], project_id=caller.project_id)
+        if not rows:
             raise NotFound(f"there is no environment {id}")
-        return row
+        return rows[0]
 
-    async def _find(self, caller: Caller, *, task: str, trajectory: str) -> Row | None:
-        async with self._store.read() as tx:
-            rows = await repository.list_environments(
-                tx,
-                project_id=caller.project_id,
-                task=task,
-                trajectory=trajectory,
-                state=EnvironmentState.LIVE,
-                before=None,
-                limit=1,
-            )
-        return rows[0] if rows else None
+
+def _named(action: Asked, rows: Mapping[UUID, Row], *, must_live: bool) -> Asked:
+    if isinstance(action, TangramError) or action.environment.id is None:
+        return action
+    row = rows.get(action.environment.id)
+    if row is None:
+        message = f"there is no environment {action.environment.id}"
+        return NotFound(message, errors=[FieldError(field="environment.id", message=message)])
+    for field, given, its in (("task", action.task, row.task), ("trajectory", action.trajectory, row.trajectory)):
+        if given not in (None, its):
+            message = f"environment {row.id} belongs to {field} {its!r}"
+            return Conflict(message, errors=[FieldError(field=field, message=message)])
+    if must_live and row.state != EnvironmentState.LIVE:
+        return _over(row)
+    sizes = {name: row[name] for name in SIZES if name not in action.demand.model_fields_set}
+    return action.model_copy(
+        update={
+            "trajectory": row.trajectory,
+            "environment": action.environment.model_copy(update={"scope": "trajectory"}),
+            "demand": action.demand.model_copy(update=sizes),
+        }
+    )
+
+
+def _over(row: Row) -> Conflict:
+    message = f"is {row.state}" + (f" ({row.end_reason})" if row.end_reason else "")
+    return Conflict(f"environment {row.id} {message}", errors=[FieldError(field="environment.id", message=message)])
+
+
+def _as_asked(error: FieldError) -> FieldError:
+    """In the words of `CreateEnvironment`, which has no parts."""
+    return FieldError(field=error.field.rpartition(".")[2], message=error.message)
+
+
+def _not_made(made: Action) -> TangramError:
+    if made.reason == EXISTS:
+        message = f"trajectory {made.trajectory!r} has an environment already; end it first"
+    elif made.reason == "environment_lost":
+        message = f"the environment of trajectory {made.trajectory!r} is gone; end the trajectory to use its name again"
+    elif made.outcome in (Outcome.USER_ERROR, Outcome.LIMIT_EXCEEDED):
+        message = made.message or f"they do not fit ({made.reason})"
+        return ValidationFailed(f"files: {message}", errors=[FieldError(field="files", message=message)])
+    else:
+        return Conflict(f"the environment was not made: {made.outcome} ({made.message or made.reason})")
+    return Conflict(message, errors=[FieldError(field="trajectory", message=message)])
 
 
 def _encoded(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -182,11 +226,6 @@ def _encoded(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def _name_for(key: str | None) -> str:
     """The same for a repeated request."""
     return f"environment-{uuid7() if key is None else blake2b(key.encode(), digest_size=16).hexdigest()}"
-
-
-def _taken(trajectory: str) -> Conflict:
-    message = f"trajectory {trajectory!r} has an environment already; end it first"
-    return Conflict(message, errors=[FieldError(field="trajectory", message=message)])
 
 
 def _shown(row: Row) -> Environment:

@@ -12,7 +12,7 @@ from arl_store.tx import ReadTx, Row, WriteTx
 __all__ = [
     "actions_by_id",
     "audit",
-    "environment",
+    "environments_by_id",
     "insert_audit",
     "insert_key",
     "insert_project",
@@ -123,7 +123,8 @@ STATES_BY_ID = text("""
 
 # That the ids are named thrice lets Postgres leave out partitions before it opens them: 0.15 CPU-ms instead of 0.8.
 ACTIONS_BY_ID = text("""
-    select a.id, a.project_id, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, a.amounts, a.failures,
+    select a.id, a.project_id, a.kind, a.trajectory, a.environment_id, a.state, a.outcome, a.reason, a.grant_no,
+           a.amounts, a.failures,
            a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
            q.task, s.labels, n.name as node, r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr,
            r.stdout_bytes, r.stderr_bytes, r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.left_behind,
@@ -150,7 +151,7 @@ _ENVIRONMENT = """
      where e.project_id = :project_id
 """
 
-ENVIRONMENT = text(_ENVIRONMENT + " and e.id = :id")
+ENVIRONMENTS_BY_ID = text(_ENVIRONMENT + " and e.id = any(cast(:ids as uuid[]))")
 
 LIST_ENVIRONMENTS = text(
     _ENVIRONMENT
@@ -369,8 +370,8 @@ async def list_actions(
     return await tx.fetch(statement.order_by(actions.c.id.desc()).limit(literal_column(str(int(limit)))))
 
 
-async def environment(tx: ReadTx, id: UUID, *, project_id: int) -> Row | None:
-    return await tx.first(ENVIRONMENT, {"id": id, "project_id": project_id})
+async def environments_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:
+    return await tx.fetch(ENVIRONMENTS_BY_ID, {"ids": list(ids), "project_id": project_id})
 
 
 async def list_environments(

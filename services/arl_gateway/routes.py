@@ -39,6 +39,7 @@ from arl_wire.errors import (
     RateLimited,
     RequestTimeout,
     RequirementNotEnforced,
+    TangramError,
     TooLarge,
     Unauthenticated,
     Unavailable,
@@ -56,7 +57,7 @@ API_KEY = HTTPBearer(
 )
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
 BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
-SUBMIT = (*BODY, NotFound, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
+SUBMIT = (*BODY, NotFound, Conflict, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
 
 
 async def _caller(
@@ -172,8 +173,10 @@ async def submit_action(
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
     trace = trace_of(request)
     environments: Environments = request.app.state.environments
-    body = await environments.named(body, caller)
-    action = await actions.submit(body, caller, key=idempotency_key, trace=trace, wait_s=wait)
+    (named,) = await environments.named([body], caller, key=idempotency_key)
+    if isinstance(named, TangramError):
+        raise named
+    action = await actions.submit(named, caller, key=idempotency_key, trace=trace, wait_s=wait)
     response.headers["location"] = f"/v1/actions/{action.id}"
     return written(action, response, 200 if action.state is State.SETTLED else 202)
 
@@ -197,7 +200,7 @@ async def submit_actions(
     """Accept up to 1000 actions; each has its own answer."""
     trace = trace_of(request)
     environments: Environments = request.app.state.environments
-    submissions = await environments.each_named(body.submissions(), caller)
+    submissions = await environments.named(body.submissions(), caller, key=idempotency_key)
     accepted = await actions.submit_batch(submissions, caller, key=idempotency_key, trace=trace)
     return written(accepted, response, 202)
 

@@ -22,6 +22,7 @@ def action_of(row: Row) -> Action:
         task=row.task,
         trajectory=row.trajectory,
         kind=row.kind,
+        environment=row.environment_id,
         state=row.state,
         outcome=row.outcome,
         reason=row.reason,

@@ -215,12 +215,11 @@ class Index:
 
     def stranded(self) -> list[UUID]:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""
-        return [
-            action_id
-            for name in sorted(self._tombstones)
-            if (home := self._homes[name]).busy is None
-            for action_id in home.line
-        ]
+        return [action_id for home in self._waited_for_tombstones() if home.busy is None for action_id in home.line]
+
+    def _waited_for_tombstones(self) -> list[_Home]:
+        homes = (self._homes[name] for name in self._tombstones)
+        return sorted((home for home in homes if home.line), key=lambda home: home.name)
 
     def _queue(self, row: QueuedAction) -> None:
         name = (row.queue_id, row.trajectory) if row.environment["scope"] == "trajectory" and row.trajectory else None

@@ -89,18 +89,69 @@ async def test_a_file_that_cannot_be_read_is_a_problem(api: httpx.AsyncClient, p
 async def test_a_file_that_does_not_fit_is_a_problem_and_the_environment_stays(api: httpx.AsyncClient) -> None:
     environment = await made(api, disk_mib=1)
     path = f"/v1/environments/{environment['id']}/files/big"
+    assert (await api.put(path, content=b"old")).status_code == 204
     answer = await api.put(path, content=b"x" * (2 << 20))
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
     assert "disk" in answer.json()["detail"]
+    assert (await api.get(path)).content == b"old", "all of it or nothing"
     answer = await api.put(path, content=b"x" * (9 << 20))
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     assert (await api.put(path, content=b"small")).status_code == 204
 
 
-async def test_a_name_is_taken_once(api: httpx.AsyncClient) -> None:
-    await made(api, trajectory="mine")
-    answer = await api.post("/v1/environments", json=SMALL | {"trajectory": "mine"})
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "trajectory")
+async def test_a_taken_name_stays_as_it_is(api: httpx.AsyncClient) -> None:
+    environment = await made(api, trajectory="mine", env={"WHOSE": "mine"}, files={"a": b64encode(b"1").decode()})
+    await run(api, argv=["true"], environment={"id": environment["id"]})
+    other = SMALL | {"trajectory": "mine", "env": {"WHOSE": "yours"}, "files": {"a": b64encode(b"2").decode()}}
+    for headers in ({}, {"Idempotency-Key": uuid4().hex}):
+        answer = await api.post("/v1/environments", json=other, headers=headers)
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "trajectory")
+    settled = await run(api, argv=["sh", "-c", "cat a; echo $WHOSE"], environment={"id": environment["id"]})
+    assert settled["result"]["stdout"]["text"] == "1mine\n"
+
+
+@pytest.mark.parametrize("files", [{"a": "eA==", "a/b": "eA=="}, {"big": b64encode(b"x" * (9 << 20)).decode()}])
+async def test_one_whose_files_do_not_fit_is_not_made(api: httpx.AsyncClient, files: dict[str, str]) -> None:
+    name = f"unmade-{uuid4().hex}"
+    answer = await api.post("/v1/environments", json=SMALL | {"trajectory": name, "files": files})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "files")
+    await made(api, trajectory=name)
+
+
+async def test_what_is_asked_for_in_vain_is_named_as_it_was_asked_for(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/environments", json={"task": "t", "memory_mib": 1 << 24})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "memory_mib")
+    answer = await api.post("/v1/environments", json={"task": "t", "template": "none-such"})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "template")
+
+
+async def test_an_action_by_id_needs_to_say_no_size(api: httpx.AsyncClient) -> None:
+    environment = await made(api)
+    settled = await run(api, argv=["true"], environment={"id": environment["id"]}, demand={})
+    assert (settled["outcome"], settled["environment"]) == ("ok", environment["id"])
+
+
+async def test_a_repeated_submission_is_answered_after_the_end_of_its_environment(api: httpx.AsyncClient) -> None:
+    environment = await made(api)
+    key = {"Idempotency-Key": uuid4().hex}
+    body = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
+    first = await api.post("/v1/actions", params={"wait": 30}, json=body, headers=key)
+    assert (await api.delete(f"/v1/environments/{environment['id']}")).status_code == 204
+    again = await api.post("/v1/actions", params={"wait": 30}, json=body, headers=key)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+
+
+async def test_a_late_submission_for_one_that_is_over_runs_in_no_other(api: httpx.AsyncClient) -> None:
+    """With a key it is taken, for it might be a repeated one; and then it has nowhere to run."""
+    environment = await made(api, trajectory="reused")
+    path = f"/v1/environments/{environment['id']}"
+    await api.delete(path)
+    while (await api.get(path)).json()["state"] != "ended":
+        await api.get(path)
+    key = {"Idempotency-Key": uuid4().hex}
+    body = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
+    settled = (await api.post("/v1/actions", params={"wait": 30}, json=body, headers=key)).json()
+    assert (settled["outcome"], settled["reason"]) == ("infra_error", "environment_lost")
 
 
 async def test_a_repeated_request_makes_one(api: httpx.AsyncClient) -> None:

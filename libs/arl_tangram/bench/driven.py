@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ def driven() -> Iterator[Driven]:
 
 def _end(process: "subprocess.Popen[str]") -> None:
     if process.stdin is not None:
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # an order that it did not live to read
+            process.stdin.close()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:

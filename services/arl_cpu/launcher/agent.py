@@ -128,8 +128,8 @@ class _Agent:
 
     def _start(self, payload: int, stdin: int, stdout: int, stderr: int, *source_file: int) -> None:
         """The source lies in a file of its own where another interpreter than this one runs it."""
-        header, (source, *contents) = unpack(payload)
         try:
+            header, (source, *contents) = unpack(payload)
             self._files.check([*header["files"], *header["fetch"]])
             self._files.write(dict(zip(header["files"], contents, strict=True)))
             cwd = self._files.directory(header["cwd"])

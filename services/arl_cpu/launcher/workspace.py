@@ -1,5 +1,6 @@
 """An environment's files, moved by its own agent: a race against it can only hit the sandbox."""
 
+import errno
 import os
 import posixpath
 import stat
@@ -11,6 +12,7 @@ from .syscalls import open_beneath
 __all__ = ["FETCH_LIMIT_BYTES", "Workspace"]
 
 FETCH_LIMIT_BYTES = 8 << 20
+_UNFINISHED = ".tangram-unfinished"
 
 
 class Workspace:
@@ -35,10 +37,13 @@ class Workspace:
     def write(self, files: Mapping[str, bytes]) -> None:
         for path, content in files.items():
             relative = self._relative(path)
-            os.makedirs(posixpath.dirname(f"{self._root}/{relative}"), exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
-            with os.fdopen(open_beneath(self._directory, relative, flags, 0o644), "wb") as file:
-                file.write(content)
+            parent, name = posixpath.split(relative)
+            os.makedirs(f"{self._root}/{parent}", exist_ok=True)
+            directory = open_beneath(self._directory, parent or ".", os.O_PATH | os.O_DIRECTORY)
+            try:
+                _replace(directory, name, content)
+            finally:
+                os.close(directory)
 
     def send(self, paths: Sequence[str], channel: Channel) -> str | None:
         """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
@@ -63,3 +68,23 @@ class Workspace:
         if relative == "." or relative.startswith("../") or relative == ".." or "\0" in path:
             raise ValueError(f"path {path!r} is not inside the working directory")
         return relative
+
+
+def _replace(directory: int, name: str, content: bytes) -> None:
+    """All of it or, where it does not fit, what was there before. A file keeps its mode."""
+    try:
+        before = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        before = stat.S_IFREG | 0o644
+    if stat.S_ISDIR(before):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    file = os.open(_UNFINISHED, flags, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+            os.fchmod(stream.fileno(), stat.S_IMODE(before) if stat.S_ISREG(before) else 0o644)
+        os.rename(_UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        os.unlink(_UNFINISHED, dir_fd=directory)
+        raise
