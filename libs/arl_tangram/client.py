@@ -355,7 +355,8 @@ def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Reques
     content = None
     if call.body is not None:
         headers["content-type"] = "application/json"
-        content = call.body.model_dump_json(exclude_none=not call.send_null)
+        # What the caller did not set is for the server to choose.
+        content = call.body.model_dump_json(exclude_none=not call.send_null, exclude_unset=True)
     return http.build_request(
         call.method, call.path, params=call.query, headers=headers, content=content, timeout=call.timeout_s
     )

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
+from uuid import UUID
 
 from pydantic import ValidationError
 
@@ -23,6 +24,8 @@ class ExecOptions(TypedDict, total=False):
     step: int
     scope: Literal["ephemeral", "trajectory"]
     """Default: `trajectory` where a trajectory is named, else `ephemeral`."""
+    environment_id: UUID
+    """Of a living environment; instead of scope and trajectory."""
     idle_ttl_s: int
     template: str
     """What the environment begins with: `host`, or an image imported by `tangram templates import`."""
@@ -63,6 +66,8 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
     body |= {name: list(given[name]) for name in ("argv", "fetch", "require") if name in given}
     body["files"] = {path: _encoded(content) for path, content in given.get("files", {}).items()}
     body["environment"] = {"scope": given.get("scope") or ("trajectory" if "trajectory" in given else "ephemeral")}
+    if "environment_id" in given:
+        body["environment"] = {"id": given["environment_id"]}
     body["environment"] |= {name: given[name] for name in ("idle_ttl_s", "template") if name in given}
     body["demand"] = {name: given[name] for name in _DEMAND if name in given}
     if "cpu" in given:

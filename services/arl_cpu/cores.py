@@ -73,12 +73,19 @@ class CoreMap:
 
         What the fence has already stays its own beside the new ones, until `keep_only` says which of them it uses.
         """
-        had = self.cores_of(fence)
+        own = tuple(core for core, holder in self._exclusive.items() if holder == fence)
+        had = own or self.cores_of(fence)
         self._unshare(fence)
-        if _is_whole(cpu_milli):
+        count = _width(cpu_milli)
+        if not own and _is_whole(cpu_milli):
             had = tuple(core for core in had if not self._load[core])
-        candidates = [core for core in self._cores if core not in self._exclusive or self._exclusive[core] == fence]
-        chosen = choose(_width(cpu_milli), candidates or self._cores, nodes=self._nodes, keep=had, load=self._load)
+        candidates = [core for core in self._cores if self._exclusive.get(core, fence) == fence]
+        if _is_whole(cpu_milli) and len(own) >= count:
+            candidates = list(own)
+        chosen = choose(count, candidates or self._cores, nodes=self._nodes, keep=had, load=self._load)
+        if _is_whole(cpu_milli):
+            # Its own cores first: together with the new ones there are never more than the larger amount.
+            chosen = (*own, *(core for core in chosen if core not in own))[:count]
         self._hold(fence, chosen, cpu_milli)
         return chosen
 
@@ -101,9 +108,11 @@ class CoreMap:
         self._unshare(fence)
 
     def _hold(self, fence: Fence, cores: tuple[int, ...], cpu_milli: int) -> None:
-        if _is_whole(cpu_milli):
+        taken = any(self._exclusive.get(core, fence) != fence for core in cores)
+        if _is_whole(cpu_milli) and not taken:
             self._exclusive |= dict.fromkeys(cores, fence)
         elif cores:
+            # A node that holds more than it has shares cores; whose a core is does not change.
             self._unshare(fence)
             share = self._shares[fence] = _Share(cores, cpu_milli // len(cores))
             for core in cores:

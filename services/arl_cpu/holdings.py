@@ -108,7 +108,8 @@ class Holdings:
 
     def begin_resize(self, attempt: Attempt, cpu_milli: int) -> Change | None:
         """Take what it shall have beside what it has; None where that much is not free."""
-        if cpu_milli - attempt.cpu_milli > self.free.get("cpu_milli", 0):
+        growth = cpu_milli - attempt.cpu_milli
+        if growth > max(0, self.free.get("cpu_milli", 0)):
             return None
         before = self._core_map.cores_of(attempt.fence)
         cores = self._core_map.assign(attempt.fence, cpu_milli)

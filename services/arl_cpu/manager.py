@@ -321,7 +321,11 @@ class Manager:
                 self._readopt(row, running.get(fence))
         for report in state.reports:
             self._report(report)
-        await self._executor.kill([fence for fence in running if fence not in rows])
+        strays = [each for each in state.running if each.fence not in rows]
+        for each in strays:
+            # It is to end, and has its cores until it has ended.
+            self._holdings.readopt(Attempt(each.fence, {"cpu_milli": each.cpu_milli}, None), each.cores)
+        await self._kill({each.fence for each in strays})
         in_use = self._holdings.environments | {each.environment for each in running.values()}
         await self._executor.destroy([home for home in state.environments if home not in in_use])
         reported = {report.fence for report in state.reports}

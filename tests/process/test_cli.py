@@ -163,6 +163,9 @@ class TestSdk:
             second = await tangram.create_environment(wanted)
             assert {each.id for each in await tangram.environments(task="kept")} == {first.id, second.id}
             assert await tangram.get_files("kept", first.trajectory, ["a"]) == {"a": b"1"}
+            inside = await tangram.run(task="kept", environment_id=second.id, argv=["cat", "a"])
+            assert inside.result is not None
+            assert (inside.environment, inside.result.stdout.text) == (second.id, "1")
         listed = machine.cli("environments", "list", "--task", "kept").stdout
         assert all(str(each.id) in listed for each in (first, second))
         machine.cli("environments", "end", str(first.id), str(second.id))

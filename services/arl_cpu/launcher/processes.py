@@ -86,6 +86,7 @@ def pin(look: Callable[[], Iterable[Process]], cores: Collection[int]) -> None:
         for thread in elsewhere:
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, allowed)
+    raise OSError("it makes processes faster than they can be moved to other cores")
 
 
 def signal_each(processes: list[Process], number: int) -> None:

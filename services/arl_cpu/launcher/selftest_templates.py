@@ -44,7 +44,8 @@ def probe_templates(host: Host, directory: Path) -> Capability:
     except OSError as error:
         return _absent(str(error))
     finally:
-        workdir.remove(scratch)
+        with suppress(OSError):  # a place that cannot be used has been told
+            workdir.remove(scratch)
     if not can_read:
         return _absent("no environment could be made from one")
     if can_write:

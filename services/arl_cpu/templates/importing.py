@@ -61,6 +61,8 @@ def import_template(store: Store, path: Path, name: str, *, budget: Budget) -> T
             with _told(path), opened(path) as blobs:
                 image, digest = image_of(blobs)
                 layers = [_take_layer(store, blobs, layer, budget) for layer in image.layers]
+        # One directory cannot be two layers of an overlay; what lies highest hides the others.
+        layers = list({layer.name: layer for layer in reversed(layers)}.values())[::-1]
         _persist(store.layers)
         template = Template(
             name=name,
@@ -80,6 +82,7 @@ def import_template(store: Store, path: Path, name: str, *, budget: Budget) -> T
 
 def remove_template(store: Store, name: str) -> None:
     """With the layers that only it has. Raises UnknownTemplate, or InUse while an environment lives in it."""
+    check_name(name)
     with store.changing():
         _clear(store)
         path = store.path_of(name)

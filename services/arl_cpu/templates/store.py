@@ -3,6 +3,7 @@
 Whoever uses a template holds a shared lock on its name and on its layers; nothing that is locked is removed.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -52,6 +53,9 @@ class Store:
     def make(self) -> None:
         """Layers can be passed through by the uids of environments, once something shows them there."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.directory.stat().st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "templates belong to whoever runs the node", str(self.directory))
+        self.directory.chmod(0o700)
         for path in (self.names, self.layers):
             path.mkdir(mode=0o755, exist_ok=True)
 

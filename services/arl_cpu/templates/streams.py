@@ -29,7 +29,7 @@ class Budget:
 
     def take_bytes(self, count: int) -> None:
         self._bytes -= count
-        if self._bytes < 0:
+        if count < 0 or self._bytes < 0:
             raise Refused(self._too_large)
 
     def take_member(self) -> None:

@@ -64,6 +64,8 @@ class Unpacker:
     def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         """Make what this member is. A later member of the same name replaces it."""
         self._budget.take_member()
+        if member.size < 0:
+            raise Refused(f"{member.name!r} has a size below 0")
         place = place_of(member.name)
         if place is None:
             return
@@ -190,6 +192,7 @@ class Unpacker:
             try:
                 below = syscalls.open_in_root(self._root, above, _DIRECTORY)
             except FileNotFoundError:
+                self._budget.take_member()
                 os.mkdir(name, 0o755, dir_fd=directory)
                 _own(directory, name, self._owner)
                 below = syscalls.open_in_root(self._root, above, _DIRECTORY)
