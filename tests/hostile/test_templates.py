@@ -208,6 +208,12 @@ class TestLimits:
 
 @pytest.mark.usefixtures("plain")
 class TestSeparation:
+    async def test_a_layer_that_comes_twice_lies_where_it_lies_highest(self, sandbox: Bench, base: bytes) -> None:
+        first, second = (a_layer(member("data/which", text)) for text in ("first", "second"))
+        imported(sandbox, "repeated", base, first, second, first)
+        environment = an_environment(scope="ephemeral", template="repeated")
+        assert (await shell(sandbox, "cat /data/which", environment)).stdout.kept == b"first"
+
     @pytest.mark.usefixtures("changeable")
     async def test_two_environments_do_not_see_what_the_other_writes_and_the_template_stays(
         self, sandbox: Bench

@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arl_core.fence import Fence
@@ -8,6 +8,16 @@ from arl_cpu.holdings import Attempt, Change, Holdings
 from support.builders import numbered
 
 CORES = 6
+MANY_CORES = 8
+CROWDED = [
+    *(("start", number, 100) for number in range(8)),
+    *(("start", number, 2000) for number in (8, 9)),
+    *(("end", number, 0) for number in range(4)),
+    *(("begin", number, 3000) for number in (8, 9)),
+    ("start", 10, 1000),
+    *(("finish", number, 0) for number in (8, 9)),
+]
+"""Two grow at once while fractions lie on what they have, and a third starts in that moment."""
 
 
 def an_attempt(cpu_milli: int, number: int = 1) -> Attempt:
@@ -60,16 +70,17 @@ class TestResize:
         st.lists(
             st.tuples(
                 st.sampled_from(["start", "end", "begin", "finish", "undo"]),
-                st.integers(0, 5),
-                st.sampled_from([200, 500, 1000, 1500, 2000, 3000, 6000]),
+                st.integers(0, 11),
+                st.sampled_from([100, 200, 500, 1000, 1500, 2000, 3000, 6000]),
             ),
             max_size=60,
         )
     )
+    @example(CROWDED)
     def test_two_actions_never_share_a_core_of_their_own_not_in_the_moment_of_a_resize_either(
         self, steps: list[tuple[str, int, int]]
     ) -> None:
-        node = _Node(holdings_with())
+        node = _Node(Holdings({"cpu_milli": 1000 * MANY_CORES}, tuple(range(MANY_CORES))))
         for step, number, cpu_milli in steps:
             node.do(step, number, cpu_milli)
             owned = [core for cores in node.owned.values() for core in cores]
