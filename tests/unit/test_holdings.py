@@ -10,14 +10,15 @@ from support.builders import numbered
 CORES = 6
 MANY_CORES = 8
 CROWDED = [
-    *(("start", number, 100) for number in range(8)),
-    *(("start", number, 2000) for number in (8, 9)),
-    *(("end", number, 0) for number in range(4)),
-    *(("begin", number, 3000) for number in (8, 9)),
-    ("start", 10, 1000),
-    *(("finish", number, 0) for number in (8, 9)),
+    ("start", 8, 3000),
+    *(("start", number, milli) for number, milli in ((6, 100), (2, 500), (5, 100), (10, 100))),
+    ("start", 4, 3000),
+    ("end", 8, 0),
+    ("begin", 4, 3000),
+    ("begin", 2, 1000),
+    ("start", 0, 3000),
 ]
-"""Two grow at once while fractions lie on what they have, and a third starts in that moment."""
+"""Fractions lie on what one has while it is resized, and in that moment another starts."""
 
 
 def an_attempt(cpu_milli: int, number: int = 1) -> Attempt:
