@@ -41,9 +41,19 @@ class Workspace:
             os.makedirs(f"{self._root}/{parent}", exist_ok=True)
             directory = open_beneath(self._directory, parent or ".", os.O_PATH | os.O_DIRECTORY)
             try:
-                _replace(directory, name, content)
+                before = _mode_of(directory, name)
+                if before is not None and stat.S_ISLNK(before):
+                    self._write_through(relative, content)
+                else:
+                    _replace(directory, name, content, before)
             finally:
                 os.close(directory)
+
+    def _write_through(self, link: str, content: bytes) -> None:
+        """Into the file that a link leads to, if that lies below the working directory."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+        with os.fdopen(open_beneath(self._directory, link, flags, 0o644), "wb") as file:
+            file.write(content)
 
     def send(self, paths: Sequence[str], channel: Channel) -> str | None:
         """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
@@ -70,20 +80,23 @@ class Workspace:
         return relative
 
 
-def _replace(directory: int, name: str, content: bytes) -> None:
-    """All of it or, where it does not fit, what was there before. A file keeps its mode."""
+def _mode_of(directory: int, name: str) -> int | None:
     try:
-        before = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        before = stat.S_IFREG | 0o644
-    if stat.S_ISDIR(before):
+        return None
+
+
+def _replace(directory: int, name: str, content: bytes, before: int | None) -> None:
+    """All of it or, where it does not fit, what was there before. A file keeps its mode."""
+    if before is not None and stat.S_ISDIR(before):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     file = os.open(_UNFINISHED, flags, 0o600, dir_fd=directory)
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
-            os.fchmod(stream.fileno(), stat.S_IMODE(before) if stat.S_ISREG(before) else 0o644)
+            os.fchmod(stream.fileno(), stat.S_IMODE(before) if before is not None and stat.S_ISREG(before) else 0o644)
         os.rename(_UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         os.unlink(_UNFINISHED, dir_fd=directory)
