@@ -26,8 +26,8 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu'
 
-test-all: $(VENV)/.ready
-	$(BIN)/python -m pytest
+test-all: test
+	$(BIN)/python -m pytest -m 'slow or gpu'
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
