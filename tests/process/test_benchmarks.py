@@ -46,3 +46,16 @@ def test_aoe_measures_cores_beside_a_plain_program_and_how_soon_a_resize_holds()
     assert figures["use_follows_ms"] >= 0
     assert (len(samples["cores_at_half"]), len(samples["resize_ms"])) == (1, 4)
     assert document["load"]["plain_has"]
+
+
+def test_exec_measures_execs_beside_plain_processes_and_loses_none() -> None:
+    figures = bench("exec", "--repeats", "1", "--seconds", "0.5", "--concurrency", "8")["figures"]
+    programs = ("plain_true", "tangram_true", "plain_cold", "tangram_cold", "tangram_warm", "api_true", "api_warm")
+    assert all(figures[f"{name}_per_s"] > 0 and figures[f"{name}_cpu_ms"] > 0 for name in programs)
+    assert figures["lost_at_1000"] == figures["left_after_destroy"] == 0
+
+
+def test_density_measures_resting_environments_and_an_exec_beside_them() -> None:
+    figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
+    assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))
+    assert figures["idle_cores"] >= 0
