@@ -1,4 +1,4 @@
-"""Execs handed straight to a launcher of its own, or to nobody: the load of `tangram bench exec` and `density`.
+"""Execs handed straight to a launcher of its own, or to nobody: the load of `tangram bench exec`.
 
 Run as `python -m arl_cpu.drive DIRECTORY`. It answers each JSON line on standard input with one on standard output,
 and ends, with its launcher, at the end of its input.

@@ -2,6 +2,7 @@
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from uuid import UUID
@@ -73,9 +74,10 @@ class Environments:
         return _shown(await self._row(made.environment, caller))
 
     async def _undo(self, made: Action, caller: Caller) -> None:
-        """What could not be made as asked for does not stay, unless it was somebody's before."""
-        if made.trajectory is not None and made.reason not in (EXISTS, "environment_lost"):
-            await self._actions.end_trajectory(made.task, made.trajectory, caller)
+        """What this very action made, and not as asked for, does not stay; its name may be another's by now."""
+        if made.environment is not None and made.reason not in (EXISTS, "environment_lost"):
+            with suppress(NotFound):
+                await self.end(made.environment, caller)
 
     async def get(self, id: UUID, caller: Caller) -> Environment:
         return _shown(await self._row(id, caller))

@@ -40,6 +40,7 @@ from arl_wire.errors import (
     RequestTimeout,
     RequirementNotEnforced,
     TangramError,
+    TemplateUnknown,
     TooLarge,
     Unauthenticated,
     Unavailable,
@@ -57,7 +58,16 @@ API_KEY = HTTPBearer(
 )
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
 BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
-SUBMIT = (*BODY, NotFound, Conflict, QueueFull, IdempotencyKeyReused, DemandImpossible, RequirementNotEnforced)
+SUBMIT = (
+    *BODY,
+    NotFound,
+    Conflict,
+    QueueFull,
+    IdempotencyKeyReused,
+    DemandImpossible,
+    RequirementNotEnforced,
+    TemplateUnknown,
+)
 
 
 async def _caller(

@@ -1,5 +1,6 @@
 """Environments by their ids: made before their first action, given files, used, listed, ended."""
 
+import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
@@ -45,6 +46,13 @@ async def run(api: httpx.AsyncClient, **action: Any) -> dict[str, Any]:
     return settled
 
 
+async def until_it_is(api: httpx.AsyncClient, path: str, state: str) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while (found := (await api.get(path)).json())["state"] != state:
+            await asyncio.sleep(0.02)
+    return dict(found)
+
+
 async def test_it_is_there_before_its_first_action_with_its_files_and_variables(api: httpx.AsyncClient) -> None:
     files = {"src/a.txt": b64encode(b"hello").decode()}
     environment = await made(api, env={"GREETING": "hi", "LANG": "C"}, files=files)
@@ -58,8 +66,7 @@ async def test_it_is_there_before_its_first_action_with_its_files_and_variables(
 async def test_it_needs_no_cores(api: httpx.AsyncClient) -> None:
     """The node's only core is taken."""
     busy = (await api.post("/v1/actions", json={"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 1}})).json()
-    while (await api.get(f"/v1/actions/{busy['id']}")).json()["state"] != "running":
-        await api.get(f"/v1/actions/{busy['id']}", params={"wait": 0.2})
+    await until_it_is(api, f"/v1/actions/{busy['id']}", "running")
     environment = await made(api)
     path = f"/v1/environments/{environment['id']}/files/x"
     assert (await api.put(path, content=b"1")).status_code == 204
@@ -118,6 +125,23 @@ async def test_one_whose_files_do_not_fit_is_not_made(api: httpx.AsyncClient, fi
     await made(api, trajectory=name)
 
 
+async def test_a_repeated_request_that_failed_ends_nobody_elses(api: httpx.AsyncClient) -> None:
+    key, name = {"Idempotency-Key": uuid4().hex}, f"failed-{uuid4().hex}"
+    bad = SMALL | {"trajectory": name, "files": {"a": "eA==", "a/b": "eA=="}}
+    assert (await api.post("/v1/environments", json=bad, headers=key)).status_code == 422
+    environment = await made(api, trajectory=name)
+    assert (await api.post("/v1/environments", json=bad, headers=key)).status_code == 422
+    assert (await api.get(f"/v1/environments/{environment['id']}")).json()["state"] == "live"
+
+
+async def test_nothing_in_the_way_keeps_a_file_from_being_written(api: httpx.AsyncClient) -> None:
+    environment = await made(api)
+    await run(api, argv=["mkfifo", ".tangram-unfinished"], environment={"id": environment["id"]})
+    path = f"/v1/environments/{environment['id']}/files/a"
+    assert (await api.put(path, content=b"1")).status_code == 204
+    assert (await api.get(path)).content == b"1"
+
+
 async def test_what_is_asked_for_in_vain_is_named_as_it_was_asked_for(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/environments", json={"task": "t", "memory_mib": 1 << 24})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "memory_mib")
@@ -146,8 +170,7 @@ async def test_a_late_submission_for_one_that_is_over_runs_in_no_other(api: http
     environment = await made(api, trajectory="reused")
     path = f"/v1/environments/{environment['id']}"
     await api.delete(path)
-    while (await api.get(path)).json()["state"] != "ended":
-        await api.get(path)
+    await until_it_is(api, path, "ended")
     key = {"Idempotency-Key": uuid4().hex}
     body = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
     settled = (await api.post("/v1/actions", params={"wait": 30}, json=body, headers=key)).json()
@@ -182,8 +205,8 @@ async def test_what_ended_is_gone_and_says_so(api: httpx.AsyncClient) -> None:
     environment = await made(api, trajectory="over")
     path = f"/v1/environments/{environment['id']}"
     assert (await api.delete(path)).status_code == 204
-    while (ended := (await api.get(path)).json())["state"] != "ended":
-        assert ended["state"] == "ending"
+    assert (await api.get(path)).json()["state"] in ("ending", "ended")
+    ended = await until_it_is(api, path, "ended")
     assert ended["end_reason"] == "deleted"
     assert (await api.delete(path)).status_code == 204
     again = await made(api, trajectory="over")

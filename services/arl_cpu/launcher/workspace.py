@@ -5,6 +5,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from .channel import Channel
 from .syscalls import open_beneath
@@ -91,8 +92,9 @@ def _replace(directory: int, name: str, content: bytes, before: int | None) -> N
     """All of it or, where it does not fit, what was there before. A file keeps its mode."""
     if before is not None and stat.S_ISDIR(before):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    file = os.open(_UNFINISHED, flags, 0o600, dir_fd=directory)
+    with suppress(FileNotFoundError):
+        os.unlink(_UNFINISHED, dir_fd=directory)  # an action may have put anything there, a pipe that blocks too
+    file = os.open(_UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(content)

@@ -25,9 +25,8 @@ from .store import TREE, InUse, Store, UnknownTemplate
 from .streams import Budget, Digesting, Readable, decompressed, drain
 from .unpack import read_archive
 
-__all__ = ["MAX_MEMBERS", "MAX_MIB", "import_template", "remove_template"]
+__all__ = ["import_template", "remove_template"]
 
-MAX_MIB, MAX_MEMBERS = 32 << 10, 2_000_000
 _PARTIAL = ".partial-"
 _ABOUT = "about.json"
 _HOME = "root"
