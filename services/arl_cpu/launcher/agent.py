@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from . import interpreter, workspace
-from .channel import Channel, unpack
+from . import workspace
+from .channel import Channel
+from .orders import Order
 from .processes import Process, signal_each
 from .source import look_like_a_fresh_interpreter, run_source
 from .walls import Layers, Setup, Walls
@@ -126,13 +127,12 @@ class _Agent:
             self._kill(self._action)
         return True
 
-    def _start(self, payload: int, stdin: int, stdout: int, stderr: int, *source_file: int) -> None:
-        """The source lies in a file of its own where another interpreter than this one runs it."""
+    def _start(self, payload: int, *stdio: int) -> None:
         try:
-            header, (source, *contents) = unpack(payload)
-            self._files.check([*header["files"], *header["fetch"]])
-            self._files.write(dict(zip(header["files"], contents, strict=True)))
-            cwd = self._files.directory(header["cwd"])
+            order = Order.unpack(os.dup(payload))
+            self._files.check([*order.files, *order.fetch])
+            self._files.write(order.files)
+            self._files.check_directory(order.cwd)
         except MemoryError:
             self._channel.send({"op": "exited", "limit": "memory", "message": "its input files do not fit in memory"})
         except (OSError, ValueError) as error:
@@ -141,28 +141,30 @@ class _Agent:
             else:
                 self._refuse(str(error))
         else:
-            if header["runs"]:
-                self._launch(header, source, cwd, (stdin, stdout, stderr, *source_file))
-            else:
-                message = self._files.send(header["fetch"], self._channel)
+            if order.mode == "files":
+                message = self._files.send(order.fetch, self._channel)
                 self._channel.send({"op": "exited", "status": 0, "message": message})
-        for fd in (stdin, stdout, stderr, *source_file):
+            else:
+                self._launch(order, payload, stdio)
+        for fd in (payload, *stdio):
             os.close(fd)
 
-    def _launch(self, header: dict[str, Any], source: bytes, cwd: str, stdio: tuple[int, ...]) -> None:
+    def _launch(self, order: Order, payload: int, stdio: tuple[int, ...]) -> None:
         # Where nobody was left behind nobody can have come: the environment stood still.
-        action = _Action(frozenset(self._walls.others()) if self._left_behind else frozenset(), header)
+        action = _Action(frozenset(self._walls.others()) if self._left_behind else frozenset(), order)
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGCONT)
         # The kernel's choice among processes of this environment must fall on the action, not on the agent.
         self._set_oom_score(_OOM_FIRST)
         try:
-            if header["argv"] is None and not self._setup.is_host:
-                action.pid = _spawn(list(interpreter.COMMAND), header["env"], cwd, stdio)
-            elif header["argv"] is None:
-                action.pid = _fork_source(source.decode(errors="surrogatepass"), header["env"], cwd, stdio, self._walls)
+            if order.mode == "source" and self._setup.is_host:
+                action.pid = _fork_source(order, stdio, self._walls)
+            elif order.mode == "source":
+                action.pid = _spawn_interpreter(order, payload, stdio)
+            elif self._walls.enters:
+                action.pid = _spawn_by_fork(order, stdio, self._walls)
             else:
-                action.pid = self._spawn(header["argv"], header["env"], cwd, stdio)
+                action.pid = _spawn(order, stdio)
         except (OSError, ValueError) as error:
             self._report_unstarted(action, error, stdio[2])
             return
@@ -170,11 +172,6 @@ class _Agent:
             self._set_oom_score(_OOM_LAST)
         self._action = action
         self._channel.send({"op": "started"})
-
-    def _spawn(self, argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...]) -> int:
-        if self._walls.enters:
-            return _spawn_by_fork(argv, env, cwd, stdio, self._walls)
-        return _spawn(argv, env, cwd, stdio)
 
     def _set_oom_score(self, score: bytes) -> None:
         with contextlib.suppress(PermissionError):  # a host may have set a higher floor
@@ -188,11 +185,11 @@ class _Agent:
         if isinstance(error, BlockingIOError):
             self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
             return
-        if action.header["argv"] is None and isinstance(error, FileNotFoundError):
-            self._refuse(interpreter.MISSING)
+        if action.order.mode == "source" and isinstance(error, FileNotFoundError):
+            self._channel.send({"op": "exited", "no_interpreter": True})
             return
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-        os.write(stderr, f"cannot run {(action.header['argv'] or ['python'])[0]!r}: {error}\n".encode())
+        os.write(stderr, f"cannot run {action.order.argv[0]!r}: {error}\n".encode())
         self._channel.send({"op": "exited", "status": code << 8})
 
     def _reap(self) -> None:
@@ -213,7 +210,7 @@ class _Agent:
         left = [process for process in others if process not in action.before]
         if not self._setup.has_cgroup:
             self._walls.signal_all(signal.SIGSTOP)
-        message = self._files.send(action.header["fetch"], self._channel)
+        message = self._files.send(action.order.fetch, self._channel)
         # A child starts with the agent's own pages, which say nothing about the action.
         peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
@@ -269,8 +266,8 @@ class _Agent:
 class _Action:
     """The action that runs now."""
 
-    def __init__(self, before: frozenset[Process], header: dict[str, Any]) -> None:
-        self.before, self.header = before, header
+    def __init__(self, before: frozenset[Process], order: Order) -> None:
+        self.before, self.order = before, order
         self.pid = 0
         self.peak_kib = 0
         self.over_memory = False
@@ -278,14 +275,23 @@ class _Action:
         self.cpu_us_before = _children_cpu_us()
 
 
-def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...]) -> int:
+def _spawn(order: Order, stdio: tuple[int, ...]) -> int:
     """By vfork: copying this interpreter's page tables would cost more than the command."""
-    os.chdir(cwd)
+    os.chdir(order.cwd)
     ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     # The interpreter ignores these two; what it starts must not.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
-    program = _program(argv[0], env.get("PATH", os.defpath))
-    return os.posix_spawn(program, argv, env, file_actions=ends, setsid=True, setsigdef=defaults)
+    program = _program(order.argv[0], order.env.get("PATH", os.defpath))
+    return os.posix_spawn(program, order.argv, order.env, file_actions=ends, setsid=True, setsigdef=defaults)
+
+
+def _spawn_interpreter(order: Order, payload: int, stdio: tuple[int, ...]) -> int:
+    """One that runs this source and ends."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pid = _spawn(order, (*stdio, theirs.fileno()))
+        socket.send_fds(ours, [b"once"], [payload])
+    return pid
 
 
 def _program(name: str, search: str) -> str:
@@ -298,16 +304,16 @@ def _program(name: str, search: str) -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def _spawn_by_fork(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...], walls: Walls) -> int:
+def _spawn_by_fork(order: Order, stdio: tuple[int, ...], walls: Walls) -> int:
     """For an action with walls of its own: between fork and exec it enters them."""
     stdin, stdout, stderr = stdio
     process = subprocess.Popen(
-        argv,
+        order.argv,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        cwd=cwd,
-        env=env,
+        cwd=order.cwd,
+        env=order.env,
         start_new_session=True,
         preexec_fn=walls.enter,  # there is one thread
     )
@@ -315,7 +321,8 @@ def _spawn_by_fork(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[
     return process.pid
 
 
-def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, ...], walls: Walls) -> int:
+def _fork_source(order: Order, stdio: tuple[int, ...], walls: Walls) -> int:
+    source = order.source.decode(errors="surrogatepass")
     pid = os.fork()
     if pid == 0:
         try:
@@ -326,8 +333,8 @@ def _fork_source(source: str, env: dict[str, str], cwd: str, stdio: tuple[int, .
                 os.dup2(fd, number)
             walls.enter()
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            os.chdir(cwd)
-            run_source(source, env)
+            os.chdir(order.cwd)
+            run_source(source, order.env)
         finally:
             os._exit(1)
     return pid

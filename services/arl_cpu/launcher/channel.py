@@ -4,18 +4,16 @@ import fcntl
 import json
 import os
 import socket
-import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Channel", "as_file", "pack", "unpack"]
+__all__ = ["Channel", "as_file"]
 
 _MAX_PACKET = 64 << 10
 _MAX_FILES = 8
 _BESIDE = socket.CMSG_SPACE(_MAX_FILES * array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_LENGTH = struct.Struct("I")
 
 
 class Channel:
@@ -41,20 +39,6 @@ class Channel:
 
     def close(self) -> None:
         self.socket.close()
-
-
-def pack(header: Mapping[str, Any], blobs: Sequence[bytes]) -> int:
-    """A sealed memfd with the header and the blobs in order."""
-    index = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
-    return as_file(b"".join([_LENGTH.pack(len(index)), index, *blobs]))
-
-
-def unpack(file: int) -> tuple[dict[str, Any], list[bytes]]:
-    """What `pack` put in. Closes the file."""
-    with os.fdopen(file, "rb") as stream:
-        (size,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-        header = json.loads(stream.read(size))
-        return header, [stream.read(each) for each in header.pop("sizes")]
 
 
 def as_file(content: bytes) -> int:

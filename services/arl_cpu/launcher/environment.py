@@ -1,6 +1,7 @@
 """One environment: the agent that is its pid 1, its cgroup, and the attempt that runs in it now."""
 
 import os
+import posixpath
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -9,15 +10,16 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from arl_cpu.executor import EnvironmentSpec, Report, Resize
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report, Resize
 from arl_cpu.templates.store import Opened
 
-from . import workdir
+from . import interpreter, workdir
 from .attempt import Attempt, Capture, Cause
 from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
-from .channel import as_file, pack
+from .channel import as_file
 from .mounts import WORKSPACE
+from .orders import Mode, Order
 from .processes import Process, pin
 from .templating import variables_of
 from .walls import Setup
@@ -193,7 +195,8 @@ class Environment:
             case "started" if self.attempt is not None:
                 self._started(self.attempt)
             case "file" if self.attempt is not None:
-                self.attempt.files[message["path"]] = _content(files[0], message["size"])
+                path = self.attempt.spec.fetch[message["number"]]
+                self.attempt.files[path] = _content(files[0], message["size"])
             case "exited" if self.attempt is not None:
                 self._exited(self.attempt, message)
 
@@ -222,22 +225,18 @@ class Environment:
 
     def _send_start(self, attempt: Attempt) -> None:
         spec = attempt.spec
-        runs = spec.argv is not None or spec.source is not None
-        if not runs and spec.env:
+        if (mode := _mode_of(spec)) == "files" and spec.env:
             self._variables = dict(spec.env)
         widest = max(spec.cpu_milli, spec.widest_cpu_milli)
-        header = {
-            "runs": runs,
-            "argv": spec.argv,
-            "env": {**self._given_variables(), **_threads(widest), **self._variables, **spec.env},
-            "cwd": spec.cwd,
-            "fetch": spec.fetch,
-            "files": list(spec.files),
-        }
-        source = (spec.source or "").encode(errors="surrogatepass")
-        by_template = spec.source is not None and self._template is not None
-        payload = pack(header, [b"" if by_template else source, *spec.files.values()])
-        source_file = [as_file(source)] if by_template else []
+        payload = Order(
+            mode=mode,
+            argv=spec.argv or interpreter.COMMAND,
+            env={**self._given_variables(), **_threads(widest), **self._variables, **spec.env},
+            cwd=posixpath.join(self._workspace(), spec.cwd or ""),
+            fetch=spec.fetch,
+            files=spec.files,
+            source=(spec.source or "").encode(errors="surrogatepass"),
+        ).pack()
         stdin = as_file(spec.stdin) if spec.stdin else os.open("/dev/null", os.O_RDONLY)
         try:
             host_id = self._cell.host_id
@@ -247,10 +246,10 @@ class Environment:
                 self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
             attempt.started_at = time.monotonic()
-            self._cell.channel.send({"op": "start"}, [payload, stdin, *ends, *source_file])
+            self._cell.channel.send({"op": "start"}, [payload, stdin, *ends])
         finally:
-            for file in (payload, stdin, *source_file):
-                os.close(file)
+            os.close(payload)
+            os.close(stdin)
         for capture in attempt.captures:
             capture.close_write_end()
 
@@ -276,6 +275,8 @@ class Environment:
             self.stop("output")
 
     def _exited(self, attempt: Attempt, message: dict[str, Any]) -> None:
+        if message.pop("no_interpreter", False):
+            message["refused"] = interpreter.MISSING
         attempt.ended = message
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
@@ -361,6 +362,12 @@ class Environment:
         if self._template is not None:
             self._template.close()
         self._on_gone(self, self._loss)
+
+
+def _mode_of(spec: ExecSpec) -> Mode:
+    if spec.argv is not None:
+        return "run"
+    return "source" if spec.source is not None else "files"
 
 
 def _threads(cpu_milli: int) -> dict[str, str]:

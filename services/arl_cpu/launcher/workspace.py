@@ -28,12 +28,10 @@ class Workspace:
         for path in paths:
             self._relative(path)
 
-    def directory(self, path: str | None) -> str:
-        """Where an action starts: any directory it can see, relative to the working directory."""
-        wanted = posixpath.join(self._root, path or "")
-        if not os.path.isdir(wanted):
+    def check_directory(self, path: str) -> None:
+        """Where an action starts: any directory it can see. Raises ValueError."""
+        if not os.path.isdir(path):
             raise ValueError(f"cwd {path!r} is not a directory of the environment")
-        return wanted
 
     def write(self, files: Mapping[str, bytes]) -> None:
         for path, content in files.items():
@@ -60,7 +58,7 @@ class Workspace:
         """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
         message = None
         left = FETCH_LIMIT_BYTES
-        for path in paths:
+        for number, path in enumerate(paths):
             try:
                 file = open_beneath(self._directory, self._relative(path), os.O_RDONLY | os.O_NONBLOCK)
             except (OSError, ValueError):
@@ -70,7 +68,7 @@ class Workspace:
                 message = f"fetch is limited to {FETCH_LIMIT_BYTES} bytes in all; {path!r} has {found.st_size}"
             elif stat.S_ISREG(found.st_mode):
                 left -= found.st_size
-                channel.send({"op": "file", "path": path, "size": found.st_size}, [file])
+                channel.send({"op": "file", "number": number, "size": found.st_size}, [file])
             os.close(file)
         return message
 
