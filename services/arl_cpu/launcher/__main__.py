@@ -13,12 +13,13 @@ import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from arl_cpu.executor import Capability, Event
 from arl_cpu.templates.store import Store
 
-from . import syscalls, workdir
+from . import native, syscalls, workdir
 from .cells import Host, Pool
 from .cgroups import find_tree
 from .drivers import AUTO, DRIVERS, FALLBACKS, Driver
@@ -41,6 +42,7 @@ _SETTINGS = (
     "TANGRAM_NODE_NAME",
     "TANGRAM_READY_ENVIRONMENTS",
     "TANGRAM_TEMPLATES_DIR",
+    "TANGRAM_AGENT",
     _INSTEAD_OF,
 )
 _READY, _MOST_READY = 8, 1000
@@ -63,6 +65,8 @@ class Settings:
     """How many environments are made before anybody asks for them."""
     templates: Path | None = None
     """Of its store; None: there is only `host`."""
+    agent: str = native.AUTO
+    """Which program is pid 1 of an environment."""
     instead_of: str = ""
 
     @classmethod
@@ -74,6 +78,9 @@ class Settings:
         driver = variables.get("TANGRAM_DRIVER") or AUTO
         if driver not in (AUTO, *DRIVERS):
             raise ValueError(f"TANGRAM_DRIVER is {driver!r}; it must be one of {', '.join((AUTO, *DRIVERS))}")
+        agent = variables.get("TANGRAM_AGENT") or native.AUTO
+        if agent not in native.AGENTS:
+            raise ValueError(f"TANGRAM_AGENT is {agent!r}; it must be one of {', '.join(native.AGENTS)}")
         node_name = variables.get("TANGRAM_NODE_NAME", "node")
         if "/" in node_name or node_name.startswith("."):
             raise ValueError("TANGRAM_NODE_NAME must be a plain name without '/'")
@@ -84,6 +91,7 @@ class Settings:
             node_name=node_name,
             ready=_number(variables, "TANGRAM_READY_ENVIRONMENTS", _READY),
             templates=Path(variables["TANGRAM_TEMPLATES_DIR"]) if variables.get("TANGRAM_TEMPLATES_DIR") else None,
+            agent=agent,
             instead_of=variables.get(_INSTEAD_OF, ""),
         )
 
@@ -165,19 +173,21 @@ def _run_driver(settings: Settings, driver: Driver, instead_of: str, *, check_on
         tree.sweep()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     loop = Loop()
+    program, agent = _agent(settings.agent, driver, has_cgroup=tree is not None)
     host = Host(
         loop=loop,
-        zygote=start_zygote(driver),
+        zygote=start_zygote(driver, program),
         tree=tree,
         driver=driver,
         first_host_id=first_host_id,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
+        has_native=program is not None,
         templates=Store(settings.templates) if settings.templates is not None else None,
     )
     _raise_open_files()  # after the fork: an agent closes every number below its limit
     try:
-        return _serve(settings, host, instead_of, check_only=check_only)
+        return _serve(settings, host, agent, instead_of, check_only=check_only)
     finally:
         host.zygote.channel.close()
         if tree is not None:
@@ -187,7 +197,25 @@ def _run_driver(settings: Settings, driver: Driver, instead_of: str, *, check_on
         host.ready_listing.unlink(missing_ok=True)
 
 
-def _serve(settings: Settings, host: Host, instead_of: str, *, check_only: bool) -> int:
+def _agent(wanted: str, driver: Driver, *, has_cgroup: bool) -> tuple[int | None, Capability]:
+    """The program of the agent in C, if it is to be used, and what that says of this node. Raises NotPossible."""
+    in_python = partial(Capability, name="agent", level="best_effort", mechanism="Python")
+    if wanted == native.PYTHON:
+        return None, in_python(reason="TANGRAM_AGENT is python")
+    try:
+        if not driver.zygote_unshares or not has_cgroup:
+            raise native.NoNative(
+                "without namespaces and a cgroup the agent has to look after more than the one in C can"
+            )
+        program = native.open_native()
+    except native.NoNative as problem:
+        if wanted != native.AUTO:
+            raise NotPossible(f"no agent in C: {problem}") from problem
+        return None, in_python(reason=str(problem), fix="A C compiler with a static libc saves 3 MiB per environment")
+    return program, Capability(name="agent", level="enforced", mechanism="C")
+
+
+def _serve(settings: Settings, host: Host, agent: Capability, instead_of: str, *, check_only: bool) -> int:
     loop, driver = host.loop, host.driver
     pool = Pool(host, settings.ready if driver.zygote_unshares else 0)
     node = Node(host, pool, _ignore)
@@ -198,7 +226,7 @@ def _serve(settings: Settings, host: Host, instead_of: str, *, check_only: bool)
         raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
     try:
         capabilities = probe(host, settings.directory) if driver.has_walls else without_walls()
-        capabilities = (*capabilities, probe_templates(host, settings.directory))
+        capabilities = (*capabilities, probe_templates(host, settings.directory), agent)
     except OSError as problem:
         raise NotPossible(str(problem)) from problem
     if instead_of:

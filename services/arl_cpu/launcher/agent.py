@@ -5,6 +5,7 @@ It holds no secret: an action may be a fork of it. The end of its channel is its
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import select
@@ -24,6 +25,7 @@ from .walls import Layers, Setup, Walls
 __all__ = ["CHANNEL_FD", "open_oom_score", "run", "serve"]
 
 CHANNEL_FD = 3
+_NATIVE_FD = _OOM_SCORE_FD = 4  # one after the other
 _POLL_S = 0.1
 _CONVERGE_S = 0.2
 _DEATH_S = 2.5
@@ -36,11 +38,10 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def run(agent_end: int, walls: Walls) -> NoReturn:
-    """Be the agent on this end of a channel. Never returns to the code it was forked from."""
+def run(agent_end: int, walls: Walls, native: int | None = None) -> NoReturn:
+    """Be the agent on this end of a channel, or `native` after the walls. Never returns to who it was forked from."""
     try:
-        os.dup2(agent_end, CHANNEL_FD, inheritable=False)
-        os.closerange(CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        _keep_only(agent_end, native)
         _use_null_for_standard_files()
         channel = Channel(socket.socket(fileno=CHANNEL_FD))
         _serve(channel, walls)
@@ -74,6 +75,8 @@ def serve(channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
     """Raise the last walls and obey until the channel ends."""
     try:
         walls.bind(setup)
+        if setup.is_native:
+            _become_native(walls, setup, oom_score)
         look_like_a_fresh_interpreter(setup.base_prefix if setup.is_host else None)
         agent = _Agent(channel, walls, setup, oom_score)
     except OSError as error:
@@ -81,6 +84,14 @@ def serve(channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
         return
     channel.send({"op": "ready"})
     agent.serve()
+
+
+def _become_native(walls: Walls, setup: Setup, oom_score: int) -> NoReturn:
+    program = os.dup(_NATIVE_FD)
+    os.dup2(oom_score, _OOM_SCORE_FD)
+    os.set_inheritable(CHANNEL_FD, True)
+    kept = "keep" if setup.keeps_processes else "sweep"
+    os.execve(program, ["agent", setup.workspace, walls.write_area, kept], {})  # noqa: S606
 
 
 def _fail(channel: Channel, error: OSError) -> None:
@@ -347,6 +358,14 @@ def _own_peak_kib() -> int:
 def _children_cpu_us() -> int:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
+
+
+def _keep_only(channel: int, native: int | None) -> None:
+    """At their numbers, which may be each other's now."""
+    kept = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _NATIVE_FD + 1) for each in (channel, native) if each is not None]
+    for number, file in enumerate(kept, CHANNEL_FD):
+        os.dup2(file, number, inheritable=False)
+    os.closerange(CHANNEL_FD + len(kept), os.sysconf("SC_OPEN_MAX"))
 
 
 def _use_null_for_standard_files() -> None:

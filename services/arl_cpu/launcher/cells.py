@@ -47,6 +47,8 @@ class Host:
     work_dir: Path
     base_prefix: str
     templates: Store | None = None
+    has_native: bool = False
+    """Agents can become the one in C."""
     children: dict[int, "Cell"] = field(default_factory=dict)
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)

@@ -1,7 +1,6 @@
 """One environment: the agent that is its pid 1, its cgroup, and the attempt that runs in it now."""
 
 import os
-import posixpath
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report, Resize
+from arl_cpu.executor import EnvironmentSpec, Report, Resize
 from arl_cpu.templates.store import Opened
 
 from . import interpreter, workdir
@@ -19,7 +18,7 @@ from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
 from .channel import as_file
 from .mounts import WORKSPACE
-from .orders import Mode, Order
+from .ordering import host_variables, order_for
 from .processes import Process, pin
 from .templating import variables_of
 from .walls import Setup
@@ -29,6 +28,8 @@ __all__ = ["Environment"]
 _SETUP_LIMIT_S = 30.0
 _KILL_STAGE_S = 3.0
 _FREEZE_LIMIT_S, _FREEZE_LOOK_S = 2.0, 0.0001
+_AGENT_PROCESSES, _NATIVE_PROCESSES = 1, 2
+"""Beside those of actions: the agent, and the interpreter that the one in C may start."""
 _AGENT_MILLI = 1000
 """What the agent itself may use where the attempt runs nothing."""
 
@@ -44,6 +45,8 @@ class Environment:
         on_report: Callable[[Report], None],
         on_gone: Callable[["Environment", str | None], None],
         template: Opened | None = None,
+        *,
+        runs_source: bool = False,
     ) -> None:
         self.spec, self._host, self._template = spec, host, template
         self._on_report, self._on_gone = on_report, on_gone
@@ -57,6 +60,8 @@ class Environment:
         """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
         self._has_left_behind = False
+        # The agent in Python can fork itself for a source, if its first will be one; else the smaller is better.
+        self._is_native = host.has_native and not (runs_source and template is None)
         self._pool = pool
         self._take(pool.take if template is None else partial(pool.take_new, template=template))
 
@@ -157,7 +162,10 @@ class Environment:
     def prepared(self) -> None:
         """The cell stands: give it its sizes and the last walls."""
         try:
-            self._cell.group.limit(memory_mib=self.spec.memory_mib, pids=self.spec.pids + 1)
+            self._cell.group.limit(
+                memory_mib=self.spec.memory_mib,
+                pids=self.spec.pids + (_NATIVE_PROCESSES if self._is_native else _AGENT_PROCESSES),
+            )
             self._cell.channel.send({"op": "bind", **asdict(self._setup())})
         except ConnectionError:
             self._cell.kill()  # the agent is gone already; its death is told like any other
@@ -183,6 +191,7 @@ class Environment:
             watches_memory=self._host.driver.has_walls and self._host.tree is None,
             host_id=self._cell.own_uid,
             watches_files=self._host.driver.name == "landlock",
+            is_native=self._is_native,
         )
 
     def heard(self, message: dict[str, Any], files: list[int]) -> None:
@@ -211,6 +220,8 @@ class Environment:
             self._cell.kill()  # the agent is gone already; its death is told like any other
         except OSError as failure:
             self.failed(f"cannot start the action: {failure}")
+        except ValueError as mistake:
+            self._exited(attempt, {"refused": str(mistake)})
 
     def _allow(self, given: Resize, *, of_all: bool) -> None:
         """Quota and cores; without a cgroup an affinity, of all processes or of the first, which hands it down."""
@@ -225,18 +236,9 @@ class Environment:
 
     def _send_start(self, attempt: Attempt) -> None:
         spec = attempt.spec
-        if (mode := _mode_of(spec)) == "files" and spec.env:
+        if spec.argv is None and spec.source is None and spec.env:
             self._variables = dict(spec.env)
-        widest = max(spec.cpu_milli, spec.widest_cpu_milli)
-        payload = Order(
-            mode=mode,
-            argv=spec.argv or interpreter.COMMAND,
-            env={**self._given_variables(), **_threads(widest), **self._variables, **spec.env},
-            cwd=posixpath.join(self._workspace(), spec.cwd or ""),
-            fetch=spec.fetch,
-            files=spec.files,
-            source=(spec.source or "").encode(errors="surrogatepass"),
-        ).pack()
+        payload = order_for(spec, self._workspace(), self._given_variables(), self._variables).pack()
         stdin = as_file(spec.stdin) if spec.stdin else os.open("/dev/null", os.O_RDONLY)
         try:
             host_id = self._cell.host_id
@@ -257,7 +259,7 @@ class Environment:
         workspace = self._workspace()
         if self._template is not None:
             return variables_of(self._template, workspace)
-        return _environment_variables(self._host.base_prefix, workspace)
+        return host_variables(self._host.base_prefix, workspace)
 
     def _workspace(self) -> str:
         if self._template is not None and self._template.template.workdir is not None:
@@ -362,27 +364,6 @@ class Environment:
         if self._template is not None:
             self._template.close()
         self._on_gone(self, self._loss)
-
-
-def _mode_of(spec: ExecSpec) -> Mode:
-    if spec.argv is not None:
-        return "run"
-    return "source" if spec.source is not None else "files"
-
-
-def _threads(cpu_milli: int) -> dict[str, str]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "PYTHON_CPU_COUNT")
-    return dict.fromkeys(names, str(max(1, cpu_milli // 1000)))
-
-
-def _environment_variables(base_prefix: str, workspace: str) -> dict[str, str]:
-    prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
-    return {
-        "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
-        "HOME": workspace,
-        "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary(workspace),  # noqa: S108  # its own
-    }
 
 
 def _content(file: int, size: int) -> bytes:

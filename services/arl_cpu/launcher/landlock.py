@@ -52,7 +52,7 @@ class Landlock:
 
     def __init__(self) -> None:
         self._abi = abi()
-        self._area = ""
+        self.write_area = ""
         self._ruleset = -1
         self._limit_bytes = self._known_bytes = 0
         self._pids: int | None = None
@@ -63,9 +63,9 @@ class Landlock:
         """Nothing: its rules and its uid are cheap, and a uid once given up makes no rules for others' files."""
 
     def bind(self, setup: Setup) -> None:
-        self._area = os.path.dirname(setup.workspace)
+        self.write_area = os.path.dirname(setup.workspace)
         self._limit_bytes = setup.disk_mib * _MIB
-        self._ruleset = _files(self._abi, self._area, setup.base_prefix)
+        self._ruleset = _files(self._abi, self.write_area, setup.base_prefix)
         owns_files = setup.host_id is None
         self._pids = setup.pids if owns_files and not setup.has_cgroup else None
         self._yields = not setup.has_cgroup
@@ -140,7 +140,7 @@ class Landlock:
 
     def _used(self) -> int:
         """Bytes of what lies in the area, and all of the limit where it is too many files."""
-        used, entries, frontier = 0, 0, [self._area]
+        used, entries, frontier = 0, 0, [self.write_area]
         while frontier:
             try:
                 with os.scandir(frontier.pop()) as found:

@@ -17,6 +17,7 @@ class Namespaces:
     """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
 
     enters = False
+    write_area = mounts.WORKSPACE
 
     def __init__(self) -> None:
         self._template: overlay.TemplateRoot | None = None
@@ -26,6 +27,7 @@ class Namespaces:
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         if layers is not None:
             self._template = overlay.TemplateRoot.opened(layers)
+            self.write_area = "/"  # its user may remove any other directory
             _take_the_one_id()
         else:
             sources = mounts.open_sources(base_prefix)
@@ -64,17 +66,12 @@ class Namespaces:
             return
 
     def write_area_is_full(self) -> bool:
-        state = os.statvfs(self._area)
+        state = os.statvfs(self.write_area)
         return state.f_bavail == 0 or state.f_favail == 0
 
     def write_area_used_bytes(self) -> int:
-        state = os.statvfs(self._area)
+        state = os.statvfs(self.write_area)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
-
-    @property
-    def _area(self) -> str:
-        """A place on what bounds all that is written. A template's user may remove any directory but this."""
-        return "/" if self._template is not None else mounts.WORKSPACE
 
     def exceeded(self) -> str | None:
         return None

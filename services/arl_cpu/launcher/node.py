@@ -5,7 +5,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, EnvironmentStatus, Event, ExecSpec, Report, Resize, RunningAttempt
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, Report, Resize, RunningAttempt
 from arl_cpu.templates.records import HOST
 
 from .attempt import Attempt, Cause
@@ -100,7 +100,7 @@ class Node:
             self._refuse(spec, "setup_failed", f"{message}, not from {spec.environment.template!r}")
             return
         try:
-            environment = environment or self._make(spec.environment)
+            environment = environment or self._make(spec)
         except (OSError, NoTemplate) as error:
             self._refuse(spec, "setup_failed", str(error))
             return
@@ -118,13 +118,16 @@ class Node:
         environment = self._running.get(resize.fence)
         return environment is not None and environment.resize(resize)
 
-    def _make(self, spec: EnvironmentSpec) -> Environment:
+    def _make(self, first: ExecSpec) -> Environment:
         """Raises OSError, or NoTemplate."""
-        name = spec.template or HOST
-        spec = replace(spec, template=name)
+        name = first.environment.template or HOST
+        spec = replace(first.environment, template=name)
         template = open_template(self._host.templates, self._host.driver, name)
+        tell = (self._reported, self._gone)
         try:
-            environment = Environment(spec, self._host, self._pool, self._reported, self._gone, template)
+            environment = Environment(
+                spec, self._host, self._pool, *tell, template, runs_source=first.source is not None
+            )
         except OSError:
             if template is not None:
                 template.close()

@@ -12,6 +12,7 @@ __all__ = ["Mode", "Order"]
 
 Mode = Literal["run", "source", "files", "session", "watch"]
 _NUMBER = struct.Struct("=I")
+_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,15 @@ class Order:
     source: bytes = b""
 
     def pack(self) -> int:
-        """A new file descriptor."""
+        """A new file descriptor. Raises ValueError for text that no program can be given."""
+        for name in self.env:
+            if "=" in name or not name:
+                raise ValueError(f"{name[:_SHOWN]!r} cannot be the name of a variable")
         variables = [f"{name}={value}" for name, value in self.env.items()]
-        lists = ([self.mode], self.argv, variables, [self.cwd], self.fetch, list(self.files))
-        encoded = [[each.encode(errors="surrogatepass") for each in texts] for texts in lists]
+        encoded = [[_encoded(each) for each in texts] for texts in ([self.mode], self.argv, variables, [self.cwd])]
+        # What cannot be there is only not found.
+        encoded.append([each.encode(errors="surrogatepass") for each in self.fetch])
+        encoded.append([_encoded(each) for each in self.files])
         parts: list[bytes] = []
         for items in (*encoded, list(self.files.values()), [self.source]):
             parts.append(_NUMBER.pack(len(items)))
@@ -41,25 +47,29 @@ class Order:
 
     @classmethod
     def unpack(cls, file: int) -> "Order":
-        """Closes the file. Raises ValueError for text that is none."""
+        """What was packed. Closes the file."""
         with os.fdopen(file, "rb") as stream:
             content = stream.read()
         lists, at = [], 0
         for _ in range(8):
             items, at = _items(content, at)
             lists.append(items)
-        (mode,), argv, variables, (cwd,), fetch, paths = (
-            [each.decode(errors="surrogatepass") for each in items] for items in lists[:6]
-        )
+        (mode,), argv, variables, (cwd,), paths = ([os.fsdecode(each) for each in lists[at]] for at in (0, 1, 2, 3, 5))
         return cls(
             mode=mode,  # type: ignore[arg-type]  # as it was packed
             argv=tuple(argv),
             env=dict(each.split("=", 1) for each in variables),
             cwd=cwd,
-            fetch=fetch,
+            fetch=[each.decode(errors="surrogatepass") for each in lists[4]],
             files=dict(zip(paths, lists[6], strict=True)),
             source=lists[7][0],
         )
+
+
+def _encoded(text: str) -> bytes:
+    if "\0" in text:
+        raise ValueError(f"{text[:_SHOWN]!r} contains a zero byte")
+    return os.fsencode(text)
 
 
 def _items(content: bytes, at: int) -> tuple[list[bytes], int]:

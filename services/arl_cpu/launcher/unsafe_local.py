@@ -14,6 +14,7 @@ class UnsafeLocal:
     """Finds what an action started by its ancestors: orphans become the agent's children."""
 
     enters = False
+    write_area = ""
 
     def prepare(self, base_prefix: str, layers: Layers | None) -> None:
         del base_prefix, layers

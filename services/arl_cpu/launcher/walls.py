@@ -46,6 +46,8 @@ class Setup:
     """Nobody else limits it: the agent looks at the sum from time to time."""
     host_id: int | None = None
     """The uid to become where no user namespace gives one; None: stay who it is."""
+    is_native: bool = False
+    """The agent shall become the one in C."""
     watches_files: bool = False
     """No file system bounds what is written, so the agent looks from time to time."""
 
@@ -57,6 +59,9 @@ class Setup:
 class Walls(Protocol):
     enters: bool
     """Whether `enter` does anything."""
+
+    write_area: str
+    """A place on what bounds all that is written, if anything does; told with the rest of the walls."""
 
     def prepare(self, base_prefix: str, layers: Layers | None) -> None:
         """Raise what is the same for all with this template. Raises OSError where the host does not allow it.

@@ -13,9 +13,11 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import agent, seccomp
+from . import seccomp
+from .agent import run
 from .channel import Channel
 from .drivers import Driver
 from .syscalls import CLONE_ALL, unshare
@@ -88,7 +90,8 @@ class Zygote:
             made(0, _GONE)
 
 
-def start_zygote(driver: Driver) -> Zygote:
+def start_zygote(driver: Driver, native: int | None = None) -> Zygote:
+    """`native` is the program of the agents in C; it is closed here."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for has_cgroup in (False, True):
         seccomp.program(has_cgroup=has_cgroup)  # assembled once, for all agents
@@ -101,12 +104,14 @@ def start_zygote(driver: Driver) -> Zygote:
         # SIGINT that would end it. This one does nothing; unlike SIG_IGN it is not passed on to what is executed.
         signal.signal(signal.SIGINT, lambda _number, _frame: None)
         os.setsid()  # a terminal's Ctrl-C is for the launcher, which ends its environments in order
-        _serve(Channel(theirs), driver)
+        _serve(Channel(theirs), driver, native)
     theirs.close()
+    if native is not None:
+        os.close(native)
     return Zygote(Channel(ours), pid)
 
 
-def _serve(channel: Channel, driver: Driver) -> NoReturn:
+def _serve(channel: Channel, driver: Driver, native: int | None) -> NoReturn:
     """Several at once: joining a cgroup may wait for the kernel, and each waits in a process of its own."""
     makings: dict[int, _Making] = {}
     poller = select.poll()
@@ -118,7 +123,8 @@ def _serve(channel: Channel, driver: Driver) -> NoReturn:
                     os._exit(0)
                 message, (agent_end,) = received
                 try:
-                    making = _Making(message["ticket"], agent_end, driver, message["host_id"], message["join"])
+                    agent = _Agent(agent_end, driver, native)
+                    making = _Making(message["ticket"], agent, message["host_id"], message["join"])
                 except OSError as error:
                     channel.send({"ticket": message["ticket"], "pid": 0, "error": str(error)})
                 else:
@@ -132,12 +138,21 @@ def _serve(channel: Channel, driver: Driver) -> NoReturn:
                 channel.send(answer)
 
 
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """One to be: its end of the channel, and what it becomes."""
+
+    channel: int
+    driver: Driver
+    native: int | None
+
+
 class _Making:
     """One agent on its way, through a middle process: only children of whoever unshares enter the new pid namespace."""
 
-    def __init__(self, ticket: int, agent_end: int, driver: Driver, host_id: int | None, join: Sequence[str]) -> None:
+    def __init__(self, ticket: int, agent: _Agent, host_id: int | None, join: Sequence[str]) -> None:
         self._ticket, self._host_id = ticket, host_id
-        self._is_mapped = not driver.zygote_unshares
+        self._is_mapped = not agent.driver.zygote_unshares
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._middle = os.fork()
@@ -146,7 +161,7 @@ class _Making:
             theirs.close()
             raise
         if self._middle == 0:
-            _be_middle(theirs, agent_end, driver, join)
+            _be_middle(theirs, agent, join)
         theirs.close()
 
     def fileno(self) -> int:
@@ -171,18 +186,18 @@ class _Making:
         os.waitpid(self._middle, 0)
 
 
-def _be_middle(to_zygote: socket.socket, agent_end: int, driver: Driver, join: Sequence[str]) -> NoReturn:
+def _be_middle(to_zygote: socket.socket, agent: _Agent, join: Sequence[str]) -> NoReturn:
     try:
         for path in join:
             _write(path, "0")
-        if driver.zygote_unshares:
+        if agent.driver.zygote_unshares:
             unshare(CLONE_ALL)
             to_zygote.sendall(b"okay")
             if to_zygote.recv(16) != b"mapped":
                 os._exit(1)
         pid = os.fork()
         if pid == 0:
-            agent.run(agent_end, driver.walls())
+            run(agent.channel, agent.driver.walls(), agent.native)
         to_zygote.sendall(_PID.pack(pid))
     except OSError as error:
         to_zygote.sendall(b"error " + str(error).encode())

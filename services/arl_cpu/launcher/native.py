@@ -1,0 +1,75 @@
+"""The agent in C, made by this machine's own compiler the first time it is needed, and kept for the next."""
+
+import hashlib
+import os
+import platform
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["AGENTS", "AUTO", "PYTHON", "NoNative", "open_native"]
+
+AUTO, NATIVE, PYTHON = "auto", "native", "python"
+AGENTS = (AUTO, NATIVE, PYTHON)
+"""What can be asked for; `auto` is native where that works."""
+
+_SOURCES = Path(__file__).with_name("native")
+_COMPILERS = ("cc", "gcc", "clang")
+# Static: what it would load is not to be found in a template.
+_FLAGS = ("-std=gnu11", "-O2", "-static", "-Wall", "-Wextra")
+_LIMIT_S = 60
+
+
+class NoNative(Exception):
+    """The message says why there is none on this machine."""
+
+
+def open_native() -> int:
+    """The program, opened to be executed. Raises NoNative."""
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    sources = sorted(_SOURCES.glob("*.c"))
+    key = hashlib.sha256(repr((platform.machine(), _FLAGS)).encode())
+    for path in (*sources, *sorted(_SOURCES.glob("*.h"))):
+        key.update(path.read_bytes())
+    try:
+        program = _own_directory() / f"agent-{key.hexdigest()[:32]}"
+        if not program.exists():
+            if compiler is None:
+                raise NoNative(f"there is no C compiler ({', '.join(_COMPILERS)})")
+            _compile(compiler, sources, program)
+        return os.open(program, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NoNative(str(error)) from error
+
+
+def _own_directory() -> Path:
+    """Of this user alone: what lies there is executed in every environment. Raises NoNative."""
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    directory = home / ".cache" / "tangram"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise NoNative(f"{directory} can be written by others")
+    return directory
+
+
+def _compile(compiler: str, sources: list[Path], program: Path) -> None:
+    """Tried before it is there for anybody."""
+    with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
+        made = f"{scratch}/agent"
+        _run([compiler, *_FLAGS, "-o", made, *map(str, sources)])
+        _run([made, "--check"])
+        os.rename(made, program)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NoNative(f"{command[0]} did not end in {_LIMIT_S} s") from error
+    if done.returncode != 0:
+        said = next((line for line in done.stderr.splitlines() if line.strip()), "no word")
+        raise NoNative(f"{command[0]} failed: {said}")

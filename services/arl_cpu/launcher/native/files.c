@@ -1,0 +1,232 @@
+/* Files of the working directory, never beyond it: a race against this can only hit the environment itself. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define UNFINISHED ".tangram-unfinished"
+#define FETCH_LIMIT (8LL << 20)
+
+static int open_beneath(int directory, const char *path, int flags, mode_t mode)
+{
+    struct open_how how = {.flags = flags | O_CLOEXEC,
+                           .mode = flags & O_CREAT ? mode : 0,
+                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+    return (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
+}
+
+int workspace_open(const char *root)
+{
+    return open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+bool write_area_is_full(void)
+{
+    struct statvfs state;
+    return statvfs(agent.area, &state) == 0 && (state.f_bavail == 0 || state.f_favail == 0);
+}
+
+/* `path` below the working directory without `.` and `..`, or NULL where it leads out. To be freed. */
+static char *relative(const char *path)
+{
+    size_t root = strlen(agent.workspace);
+    char *joined = NULL, *clean, *end, *step, *rest;
+
+    if (root == 1)
+        root = 0; /* "/" itself */
+    if (asprintf(&joined, "%s/%s", *path == '/' ? "" : agent.workspace, path) < 0)
+        _exit(1);
+    clean = malloc(strlen(joined) + 2);
+    if (!clean)
+        _exit(1);
+    end = clean;
+    for (step = strtok_r(joined, "/", &rest); step; step = strtok_r(NULL, "/", &rest)) {
+        if (strcmp(step, ".") == 0)
+            continue;
+        if (strcmp(step, "..") == 0) {
+            while (end > clean && *--end != '/')
+                ;
+        } else {
+            *end++ = '/';
+            end = stpcpy(end, step);
+        }
+    }
+    *end = 0;
+    free(joined);
+    if (strncmp(clean, agent.workspace, root) != 0 || clean[root] != '/' || clean[root + 1] == 0) {
+        free(clean);
+        return NULL;
+    }
+    memmove(clean, clean + root + 1, strlen(clean + root + 1) + 1);
+    return clean;
+}
+
+static char *no_path(const char *path)
+{
+    char *message;
+    if (asprintf(&message, "path '%s' is not inside the working directory", path) < 0)
+        _exit(1);
+    return message;
+}
+
+static int write_all(int file, const struct item *content)
+{
+    size_t at = 0;
+    while (at < content->length) {
+        ssize_t done = write(file, content->text + at, content->length - at);
+        if (done < 0 && errno != EINTR)
+            return -1;
+        at += done > 0 ? done : 0;
+    }
+    return 0;
+}
+
+/* All of it or, where it does not fit, what was there before. A file keeps its mode. */
+static int replace(int directory, const char *name, const struct item *content, const struct stat *before)
+{
+    mode_t mode = before && S_ISREG(before->st_mode) ? before->st_mode & 07777 : 0644;
+    int failure;
+
+    if (before && S_ISDIR(before->st_mode)) {
+        errno = EISDIR;
+        return -1;
+    }
+    /* An action may have put anything there, a pipe that blocks too. */
+    if (unlinkat(directory, UNFINISHED, 0) < 0 && errno != ENOENT)
+        return -1;
+    int file = openat(directory, UNFINISHED, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0)
+        return -1;
+    failure = write_all(file, content) < 0 || fchmod(file, mode) < 0 ? errno : 0;
+    if (close(file) < 0 && !failure)
+        failure = errno;
+    if (!failure && renameat(directory, UNFINISHED, directory, name) < 0)
+        failure = errno;
+    if (failure)
+        unlinkat(directory, UNFINISHED, 0);
+    errno = failure;
+    return failure ? -1 : 0;
+}
+
+/* Into the file that a link leads to, if that lies below the working directory. */
+static int write_through(const char *link, const struct item *content)
+{
+    int file = open_beneath(agent.workspace_file, link, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK, 0644);
+    if (file < 0)
+        return -1;
+    int done = write_all(file, content), failure = errno;
+    close(file);
+    errno = failure;
+    return done;
+}
+
+static int make_parents(const char *path)
+{
+    char *each = strdup(path);
+    int done = 0;
+
+    if (!each)
+        _exit(1);
+    for (char *at = strchr(each, '/'); at && done == 0; at = strchr(at + 1, '/')) {
+        *at = 0;
+        if (mkdirat(agent.workspace_file, each, 0777) < 0 && errno != EEXIST)
+            done = -1;
+        *at = '/';
+    }
+    free(each);
+    return done;
+}
+
+static int write_file(const char *path, const struct item *content)
+{
+    struct stat before;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *parent = slash ? strndup(path, slash - path) : strdup(".");
+    int directory = -1, done = -1;
+
+    if (!parent)
+        _exit(1);
+    if (make_parents(path) == 0)
+        directory = open_beneath(agent.workspace_file, parent, O_PATH | O_DIRECTORY, 0);
+    free(parent);
+    if (directory < 0)
+        return -1;
+    bool was_there = fstatat(directory, name, &before, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!was_there && errno != ENOENT)
+        done = -1;
+    else if (was_there && S_ISLNK(before.st_mode))
+        done = write_through(path, content);
+    else
+        done = replace(directory, name, content, was_there ? &before : NULL);
+    int failure = errno;
+    close(directory);
+    errno = failure;
+    return done;
+}
+
+static char *check(const struct items *paths)
+{
+    for (uint32_t each = 0; each < paths->count; each++) {
+        char *clean = strlen(paths->at[each].text) == paths->at[each].length ? relative(paths->at[each].text) : NULL;
+        if (!clean)
+            return no_path(paths->at[each].text);
+        free(clean);
+    }
+    return NULL;
+}
+
+char *files_write(const struct order *order, bool *is_full)
+{
+    char *problem = check(&order->paths);
+
+    *is_full = false;
+    if (!problem)
+        problem = check(&order->fetch);
+    for (uint32_t each = 0; each < order->paths.count && !problem; each++) {
+        char *path = relative(order->paths.at[each].text);
+        if (write_file(path, &order->contents.at[each]) < 0) {
+            *is_full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
+            if (asprintf(&problem, "%s: '%s'", strerror(errno), order->paths.at[each].text) < 0)
+                _exit(1);
+        }
+        free(path);
+    }
+    return problem;
+}
+
+char *files_send(const struct order *order)
+{
+    char *message = NULL;
+    long long left = FETCH_LIMIT;
+
+    for (uint32_t each = 0; each < order->fetch.count; each++) {
+        struct stat state;
+        char *path = relative(order->fetch.at[each].text);
+        int file = path ? open_beneath(agent.workspace_file, path, O_RDONLY | O_NONBLOCK, 0) : -1;
+        free(path);
+        if (file < 0)
+            continue;
+        if (fstat(file, &state) == 0 && S_ISREG(state.st_mode)) {
+            if (state.st_size > left) {
+                free(message);
+                if (asprintf(&message, "fetch is limited to %lld bytes in all; '%s' has %lld", FETCH_LIMIT,
+                             order->fetch.at[each].text, (long long)state.st_size) < 0)
+                    _exit(1);
+            } else {
+                left -= state.st_size;
+                say_file(each, state.st_size, file);
+            }
+        }
+        close(file);
+    }
+    return message;
+}

@@ -1,0 +1,339 @@
+/* Pid 1 of an environment, after its walls were raised: obeys the launcher until the channel ends. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, MAX_ANSWERS = 16 };
+
+struct agent agent;
+
+static struct {
+    bool runs, is_watched, is_by_interpreter, has_ended;
+    pid_t pid; /* 0 while nobody told */
+    int status;
+    long peak_kib;
+    struct order order;
+    struct processes before;
+    long long cpu_us_before;
+} action;
+static bool left_behind;
+
+static long long children_cpu_us(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_CHILDREN, &usage);
+    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000LL + usage.ru_utime.tv_usec + usage.ru_stime.tv_usec;
+}
+
+static void forget_action(void)
+{
+    order_close(&action.order);
+    processes_clear(&action.before);
+    memset(&action, 0, sizeof action);
+    action.order.file = -1;
+}
+
+static void refuse(const char *problem)
+{
+    char *text = quoted(problem);
+    say("{\"op\": \"exited\", \"refused\": %s}", text);
+    free(text);
+}
+
+static void say_limit(const char *limit, const char *message)
+{
+    say("{\"op\": \"exited\", \"limit\": \"%s\", \"message\": \"%s\"}", limit, message);
+}
+
+/* How many live that the action began; those of before are not its. */
+static size_t count_left(void)
+{
+    struct processes now = {0};
+    siginfo_t any;
+    size_t left = 0;
+
+    /* Every process here descends from one of this process's children. */
+    if (waitid(P_ALL, 0, &any, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD) {
+        left_behind = false;
+        return 0;
+    }
+    others(&now);
+    left_behind = now.count > 0;
+    for (size_t each = 0; each < now.count; each++)
+        left += !processes_have(&action.before, now.at[each]);
+    processes_clear(&now);
+    return left;
+}
+
+static void finish(int status, long peak_kib)
+{
+    size_t left = agent.keeps_processes ? count_left() : 0;
+    char *message = files_send(&action.order), *text = message ? quoted(message) : NULL;
+
+    say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"left_behind\": %zu, "
+        "\"message\": %s, \"limit_if_failed\": %s}",
+        status, peak_kib, children_cpu_us() - action.cpu_us_before, left, text ? text : "null",
+        write_area_is_full() ? "\"disk\"" : "null");
+    free(text);
+    free(message);
+    forget_action();
+}
+
+/* As a shell would: 127 for a command that is not there, 126 for one that cannot be run. */
+static void report_unstarted(int failure, int standard_error)
+{
+    char *text;
+    const char *name = action.order.argv.count ? action.order.argv.at[0].text : "";
+
+    if (failure == EAGAIN) {
+        say_limit("pids", "no process left to start the action");
+    } else if (failure == ENOENT && order_is(&action.order, "source")) {
+        say("{\"op\": \"exited\", \"no_interpreter\": true}");
+    } else {
+        int length = asprintf(&text, "cannot run '%s': [Errno %d] %s: '%s'\n", name, failure, strerror(failure), name);
+        if (length < 0 || write(standard_error, text, length) < 0)
+            errno = 0; /* nobody reads it; the status says enough */
+        free(text);
+        say("{\"op\": \"exited\", \"status\": %d}", (failure == ENOENT ? NOT_FOUND : NOT_EXECUTABLE) << 8);
+    }
+    forget_action();
+}
+
+static void set_oom_score(const char *score)
+{
+    if (pwrite(OOM_SCORE, score, strlen(score), 0) < 0)
+        errno = 0; /* a host may have set a higher floor */
+}
+
+/* 0, or an errno. */
+static int start_command(const int *files, int count, bool has_terminal)
+{
+    char **argv = order_strings(&action.order.argv), **variables = order_strings(&action.order.variables);
+
+    if (!argv || !variables)
+        _exit(1);
+    pid_t pid = chdir(action.order.directory.at[0].text) < 0 ? -1 : spawn(argv, variables, files, count, has_terminal);
+    int failure = errno;
+    free(argv);
+    free(variables);
+    if (pid < 0)
+        return failure;
+    action.pid = pid;
+    return 0;
+}
+
+static void launch(const int *files, int count)
+{
+    bool is_session = order_is(&action.order, "session"), is_source = order_is(&action.order, "source");
+    int failure = 0;
+
+    action.is_watched = order_is(&action.order, "watch");
+    action.cpu_us_before = children_cpu_us();
+    if (action.is_watched)
+        others(&action.before);
+    /* The kernel's choice among processes of this environment must fall on the action, not on the agent. */
+    set_oom_score("1000");
+    if (is_source)
+        failure = interpreter_run(&action.order, files);
+    else if (!action.is_watched)
+        failure = start_command(files, count, is_session);
+    set_oom_score("0");
+    if (failure) {
+        report_unstarted(failure, files[2]);
+        return;
+    }
+    action.runs = true;
+    action.is_by_interpreter = is_source;
+    say("{\"op\": \"started\"}");
+    if (is_session)
+        finish(0, 0);
+}
+
+static bool is_directory(const char *path)
+{
+    struct stat state;
+    return stat(path, &state) == 0 && S_ISDIR(state.st_mode);
+}
+
+static void start(const int *files, int count)
+{
+    bool is_full;
+    char *problem;
+
+    if (!order_open(&action.order, files[0]))
+        _exit(1);
+    /* Where nobody was left behind nobody can have come: the environment stood still. */
+    if (left_behind)
+        others(&action.before);
+    problem = files_write(&action.order, &is_full);
+    if (!problem && !is_directory(action.order.directory.at[0].text) &&
+        asprintf(&problem, "cwd '%s' is not a directory of the environment", action.order.directory.at[0].text) < 0)
+        _exit(1);
+    if (problem && is_full)
+        say_limit("disk", "its input files do not fit on disk");
+    else if (problem)
+        refuse(problem);
+    if (problem)
+        forget_action();
+    else if (order_is(&action.order, "files"))
+        finish(0, 0);
+    else
+        launch(files + 1, count - 1);
+    free(problem);
+    for (int each = 1; each < count; each++)
+        close(files[each]);
+}
+
+static void end_action(void)
+{
+    /* Before it told of a process the interpreter itself is the action. */
+    if (action.is_by_interpreter && action.pid == 0)
+        interpreter_end();
+    kill_all_but(&action.before);
+}
+
+/* False at the end of the channel. */
+static bool obey(void)
+{
+    char text[64] = "";
+    int files[MAX_FILES], count;
+
+    if (hear(CHANNEL, text, sizeof text - 1, files, &count) <= 0)
+        return false;
+    if (strcmp(text, "{\"op\": \"start\"}") == 0 && count >= 4)
+        start(files, count);
+    else if (strcmp(text, "{\"op\": \"kill\"}") == 0 && action.runs)
+        end_action();
+    else if (strcmp(text, "{\"op\": \"finish\"}") == 0 && action.runs && action.is_watched)
+        finish(0, 0);
+    return true;
+}
+
+static void hear_interpreter(void)
+{
+    struct answer answer;
+
+    for (int turn = 0; turn < MAX_ANSWERS && interpreter_answer(&answer); turn++) {
+        if (!action.runs || !action.is_by_interpreter)
+            continue;
+        if (answer.kind == STARTED) {
+            action.pid = answer.value;
+        } else if (answer.kind == EXITED) {
+            bool is_end = WIFEXITED(answer.value) || WIFSIGNALED(answer.value);
+            finish(is_end ? answer.value & 0xffff : SIGKILL, answer.peak_kib < 0 ? 0 : answer.peak_kib);
+        } else {
+            say_limit("pids", "no process left to start the action");
+            forget_action();
+        }
+    }
+}
+
+static void ended(int status, long peak_kib)
+{
+    action.has_ended = true;
+    action.status = status;
+    action.peak_kib = peak_kib;
+}
+
+/* What it ran is this process's child by now, unless it had never begun or was reaped in the last moment. */
+static void interpreter_died(int status, long peak_kib)
+{
+    hear_interpreter();
+    interpreter_reaped();
+    if (!action.runs || !action.is_by_interpreter || action.has_ended)
+        return;
+    action.is_by_interpreter = false;
+    if (action.pid <= 0)
+        ended(status, peak_kib);
+    else if (kill(action.pid, 0) < 0)
+        ended(SIGKILL, 0);
+}
+
+/* Every dead child, orphans too; the action's end is told when no zombie is left beside it. */
+static void reap(void)
+{
+    struct rusage usage;
+    int status;
+    pid_t pid;
+
+    while ((pid = wait4(-1, &status, WNOHANG | __WALL, &usage)) > 0) {
+        if (pid == interpreter_pid)
+            interpreter_died(status, usage.ru_maxrss);
+        else if (action.runs && pid == action.pid)
+            ended(status, usage.ru_maxrss);
+    }
+    if (action.runs && action.has_ended)
+        finish(action.status, action.peak_kib);
+}
+
+static void serve(int signals)
+{
+    struct signalfd_siginfo told[8];
+
+    for (;;) {
+        struct pollfd watched[] = {{.fd = CHANNEL, .events = POLLIN},
+                                   {.fd = signals, .events = POLLIN},
+                                   {.fd = interpreter_channel, .events = POLLIN}};
+        if (poll(watched, 3, -1) < 0)
+            continue;
+        if (watched[1].revents && read(signals, told, sizeof told) < 0)
+            continue;
+        if (watched[0].revents && !obey())
+            return;
+        hear_interpreter();
+        reap();
+    }
+}
+
+static int children_signals(void)
+{
+    sigset_t children;
+
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &children, NULL);
+    return signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int main(int count, char **arguments)
+{
+    if (count == 2 && strcmp(arguments[1], "--check") == 0)
+        return 0;
+    if (count != 4) {
+        fputs("usage: agent WORKSPACE AREA keep|sweep (started by the launcher)\n", stderr);
+        return 2;
+    }
+    prctl(PR_SET_DUMPABLE, 0);
+    fcntl(CHANNEL, F_SETFD, FD_CLOEXEC);
+    fcntl(OOM_SCORE, F_SETFD, FD_CLOEXEC);
+    agent.workspace = arguments[1];
+    agent.area = arguments[2];
+    agent.keeps_processes = strcmp(arguments[3], "keep") == 0;
+    action.order.file = -1;
+    agent.workspace_file = workspace_open(agent.workspace);
+    int signals = children_signals();
+    if (agent.workspace_file < 0 || signals < 0) {
+        char *text = quoted(strerror(errno));
+        say("{\"op\": \"failed\", \"message\": %s}", text);
+        return 1;
+    }
+    say("{\"op\": \"ready\"}");
+    serve(signals);
+    kill(-1, SIGKILL);
+    return 0;
+}

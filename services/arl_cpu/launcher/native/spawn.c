@@ -1,0 +1,87 @@
+/* Start a command by vfork: nothing of this process is copied. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *search_path(char **variables)
+{
+    for (; *variables; variables++)
+        if (strncmp(*variables, "PATH=", 5) == 0)
+            return *variables + 5;
+    return "/bin:/usr/bin";
+}
+
+/* As a shell finds it: the first that may be executed, else the first that is there. To be freed; NULL with errno. */
+static __attribute__((noinline)) char *find_program(const char *name, char **variables)
+{
+    char *first = NULL, *path;
+    struct stat state;
+
+    if (strchr(name, '/'))
+        return strdup(name);
+    for (const char *at = search_path(variables);; at++) {
+        size_t length = strcspn(at, ":");
+        if (asprintf(&path, "%.*s/%s", length ? (int)length : 1, length ? at : ".", name) < 0)
+            _exit(1);
+        bool is_there = stat(path, &state) == 0 && S_ISREG(state.st_mode);
+        if (is_there && access(path, X_OK) == 0) {
+            free(first);
+            return path;
+        }
+        if (is_there && !first)
+            first = path;
+        else
+            free(path);
+        at += length;
+        if (!*at)
+            break;
+    }
+    errno = ENOENT;
+    return first;
+}
+
+static void be_command(const char *program, char **argv, char **variables, const int *files, int count, bool terminal)
+{
+    sigset_t none;
+    const int defaults[] = {SIGPIPE, SIGXFSZ}; /* the agent ignores these two; what it starts must not */
+
+    setsid();
+    for (int each = 0; each < count; each++)
+        if (dup2(files[each], each) < 0)
+            return;
+    if (terminal && ioctl(0, TIOCSCTTY, 0) < 0)
+        return;
+    for (size_t each = 0; each < sizeof defaults / sizeof *defaults; each++)
+        signal(defaults[each], SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    execve(program, argv, variables);
+}
+
+pid_t spawn(char **argv, char **variables, const int *files, int count, bool has_terminal)
+{
+    char *program = find_program(argv[0], variables);
+    volatile int failure = 0;
+
+    if (!program)
+        return -1;
+    pid_t pid = vfork();
+    if (pid == 0) {
+        be_command(program, argv, variables, files, count, has_terminal);
+        failure = errno;
+        _exit(127);
+    }
+    if (pid < 0)
+        failure = errno;
+    free(program);
+    errno = failure; /* a child that did not become the command is reaped like any other */
+    return failure ? -1 : pid;
+}
