@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,11 +32,21 @@ from arl_cpu.launcher.syscalls import PR_SET_PDEATHSIG, prctl
 from arl_cpu.launcher_client import LauncherClient
 
 END_LIMIT_S = 15
+NATIVE = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("cc") is None, reason="the agent in C needs root's cgroups and a compiler"
+)
 
 
 def sandboxes(slow: Sequence[str] = ()) -> list[Any]:
-    """Parameters: every driver that builds walls, skipped with its reason where the host lacks its tool or feature."""
-    return [
+    """Parameters: every driver that builds walls, skipped with its reason where the host lacks its tool or feature.
+
+    After a plus sign stands the agent that is asked for.
+    """
+    agents = [
+        pytest.param("namespaces+python", marks=pytest.mark.slow),
+        pytest.param("namespaces+native", marks=[pytest.mark.slow, NATIVE]),
+    ]
+    return agents + [
         pytest.param(
             driver.name,
             marks=[
@@ -158,6 +169,7 @@ class Launcher:
 
     def __init__(self, directory: Path, driver: str, prefix: Sequence[str] = (), **variables: str) -> None:
         self.directory, self.socket = directory, directory / "launcher.sock"
+        driver, _, agent = driver.partition("+")
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "arl_cpu.launcher"],
             env={
@@ -168,6 +180,7 @@ class Launcher:
                 "TANGRAM_DRIVER": driver,
                 "TANGRAM_NODE_NAME": "test",
                 "TANGRAM_READY_ENVIRONMENTS": "0",
+                "TANGRAM_AGENT": agent,
                 **variables,
             },
             stdout=subprocess.PIPE,

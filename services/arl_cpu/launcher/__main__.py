@@ -182,7 +182,7 @@ def _run_driver(settings: Settings, driver: Driver, instead_of: str, *, check_on
         first_host_id=first_host_id,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
-        has_native=program is not None,
+        agents=settings.agent if program is not None else native.PYTHON,
         templates=Store(settings.templates) if settings.templates is not None else None,
     )
     _raise_open_files()  # after the fork: an agent closes every number below its limit

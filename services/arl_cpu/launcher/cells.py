@@ -21,6 +21,7 @@ from .cgroups import Group, NoGroup, Tree, until
 from .channel import Channel
 from .drivers import Driver
 from .loop import Loop
+from .native import PYTHON
 from .processes import Process, all_processes, descendants
 from .templating import layers_for
 from .zygote import Zygote
@@ -47,8 +48,8 @@ class Host:
     work_dir: Path
     base_prefix: str
     templates: Store | None = None
-    has_native: bool = False
-    """Agents can become the one in C."""
+    agents: str = PYTHON
+    """Which program is pid 1 of environments."""
     children: dict[int, "Cell"] = field(default_factory=dict)
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)

@@ -18,6 +18,7 @@ from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
 from .channel import as_file
 from .mounts import WORKSPACE
+from .native import AUTO, PYTHON
 from .ordering import host_variables, order_for
 from .processes import Process, pin
 from .templating import variables_of
@@ -61,7 +62,8 @@ class Environment:
         self._left_open: list[Capture] = []
         self._has_left_behind = False
         # The agent in Python can fork itself for a source, if its first will be one; else the smaller is better.
-        self._is_native = host.has_native and not (runs_source and template is None)
+        forks_itself = runs_source and template is None and host.agents == AUTO
+        self._is_native = host.agents != PYTHON and not forks_itself
         self._pool = pool
         self._take(pool.take if template is None else partial(pool.take_new, template=template))
 

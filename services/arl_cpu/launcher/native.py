@@ -14,7 +14,7 @@ __all__ = ["AGENTS", "AUTO", "PYTHON", "NoNative", "open_native"]
 
 AUTO, NATIVE, PYTHON = "auto", "native", "python"
 AGENTS = (AUTO, NATIVE, PYTHON)
-"""What can be asked for; `auto` is native where that works."""
+"""What can be asked for: the one in C, the one in Python, or for each environment the better one of what works here."""
 
 _SOURCES = Path(__file__).with_name("native")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -47,13 +47,16 @@ def open_native() -> int:
 
 def _own_directory() -> Path:
     """Of this user alone: what lies there is executed in every environment. Raises NoNative."""
-    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    directory = home / ".cache" / "tangram"
+    directory = _home() / ".cache" / "tangram"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise NoNative(f"{directory} can be written by others")
     return directory
+
+
+def _home() -> Path:
+    return Path(pwd.getpwuid(os.geteuid()).pw_dir)
 
 
 def _compile(compiler: str, sources: list[Path], program: Path) -> None:

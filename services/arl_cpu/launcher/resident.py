@@ -13,6 +13,7 @@ import sys
 from types import TracebackType
 
 CHANNEL = 3
+PR_SET_DUMPABLE = 4
 ONCE = b"once"
 STARTED, EXITED, NO_PROCESS = 0, 1, 2
 ANSWER = struct.Struct("=3i")
@@ -22,8 +23,19 @@ VARIABLES, DIRECTORY, SOURCE = 2, 3, 7
 NAME = "main.py"
 
 
+def let_read_memory(allowed: bool) -> None:
+    """Whether others of this uid may: of the one that all later sources come from they may not."""
+    try:
+        import _ctypes
+    except ImportError:
+        return  # an interpreter that was built without
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # itself
+    _ctypes.call_cdeclfunction(prctl, (PR_SET_DUMPABLE, int(allowed), 0, 0, 0))
+
+
 def wait_for_source() -> "tuple[int, list[int]]":
     """The order and its standard files, in the process that shall run it; without files it has them already."""
+    let_read_memory(False)
     channel = _socket.socket(fileno=CHANNEL)
     os.set_inheritable(CHANNEL, False)
     gc.collect()
@@ -86,6 +98,7 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 
 
 def run(order: int, ends: "list[int]") -> None:
+    let_read_memory(True)
     for number, file in enumerate(ends):
         os.dup2(file, number)
         os.close(file)
