@@ -61,8 +61,8 @@ class Environment:
         """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
         self._has_left_behind = False
-        # The agent in Python can fork itself for a source, if its first will be one; else the smaller is better.
-        forks_itself = runs_source and template is None and host.agents == AUTO
+        # For a single source the agent in Python forks itself, where the one in C would have to start an interpreter.
+        forks_itself = runs_source and spec.scope == "ephemeral" and template is None and host.agents == AUTO
         self._is_native = host.agents != PYTHON and not forks_itself
         self._pool = pool
         self._take(pool.take if template is None else partial(pool.take_new, template=template))

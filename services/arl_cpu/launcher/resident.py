@@ -2,6 +2,7 @@
 
 Run as a text by whatever `python3` the environment has, 3.6 or newer, so it imports nothing of this project, and little
 at all: what is loaded here is in the memory of every environment that runs source. File 3 is a channel to the agent.
+Imported, it lends `execute` to the agent that forks itself.
 """
 
 import _socket  # `socket` would load ten times as much
@@ -10,7 +11,7 @@ import linecache
 import os
 import struct
 import sys
-from types import TracebackType
+from types import ModuleType
 
 CHANNEL = 3
 PR_SET_DUMPABLE = 4
@@ -21,6 +22,7 @@ LISTS = 8
 VARIABLES, DIRECTORY, SOURCE = 2, 3, 7
 """Which of the lists in an order."""
 NAME = "main.py"
+CANNOT_FLUSH, INTERRUPTED = 120, 130
 
 
 def let_read_memory(allowed: bool) -> None:
@@ -88,15 +90,6 @@ def read(order: int) -> "list[list[bytes]]":
     return lists
 
 
-def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
-    """From the first frame of the source on."""
-    import traceback
-
-    while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
-        trace = trace.tb_next
-    traceback.print_exception(kind, error.with_traceback(trace), trace)
-
-
 def run(order: int, ends: "list[int]") -> None:
     let_read_memory(True)
     for number, file in enumerate(ends):
@@ -110,12 +103,82 @@ def run(order: int, ends: "list[int]") -> None:
     for each in lists[VARIABLES]:
         name, _, value = os.fsdecode(each).partition("=")
         os.environ[name] = value
-    (source,) = lists[SOURCE]
-    sys.argv, sys.path[0], sys.excepthook = [NAME], os.getcwd(), show
-    linecache.cache[NAME] = (len(source), None, source.decode("utf-8", "replace").splitlines(True), NAME)
-    main = sys.modules["__main__"].__dict__
-    main["__file__"] = NAME
-    exec(compile(source, NAME, "exec", dont_inherit=True), main)  # noqa: S102  # it is the job
+    sys.argv, sys.path[0] = [NAME], os.getcwd()
+    main = sys.modules["__main__"]
+    main.__file__ = NAME
+    os._exit(execute(lists[SOURCE][0], main))
 
 
-run(*wait_for_source())
+def execute(source: "bytes | str", main: ModuleType) -> int:
+    """Its exit status, after all that a normal end does: what it leaves is flushed, and its threads have ended."""
+    text = source if isinstance(source, str) else source.decode("utf-8", "replace")
+    linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)
+    try:
+        code = 0
+        exec(compile(source, NAME, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # it is the job
+    except SystemExit as end:
+        code = exit_code(end.code)
+    except KeyboardInterrupt as error:
+        show(error)
+        code = INTERRUPTED
+    except BaseException as error:  # noqa: BLE001  # as the interpreter itself does at the end of a program
+        show(error)
+        code = 1
+    return end_of(main, code)
+
+
+def exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)  # noqa: T201  # what `sys.exit("text")` does
+    return 1
+
+
+def show(error: BaseException) -> None:
+    """From the first frame of the source on; a hook that the source set is honoured."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, trace)
+        return
+    import traceback
+
+    traceback.print_exception(type(error), error, trace)
+
+
+def end_of(main: ModuleType, code: int) -> int:
+    """Threads, exit handlers, what the program forgot to close, and buffers, in the order of a normal end.
+
+    Not the interpreter's own end, which writes to every page that this process still shares with the one it is from.
+    """
+    import atexit
+
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+    finally:
+        main.__dict__.clear()
+        gc.collect()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if not flush(stream):
+                code = code or CANNOT_FLUSH
+    return code
+
+
+def flush(stream: object) -> bool:
+    """A stream may have been closed, or replaced by anything."""
+    try:
+        if not getattr(stream, "closed", True):
+            stream.flush()  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+if __name__ == "resident":
+    run(*wait_for_source())
