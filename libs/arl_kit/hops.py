@@ -4,7 +4,8 @@ They are plain Starlette routes of the service's app, so that its middleware and
 FastAPI's resolving of dependencies and answers would be half of what a hop costs.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -29,8 +30,15 @@ class Hops:
         self._callers = frozenset(callers)
         self.routes: list[Route] = []
 
-    def add(self, path: str, body: type[Body], answer: Callable[[Body], Awaitable[BaseModel | None]]) -> None:
-        """`POST path`: 200 with what `answer` returns, or 204."""
+    def add(
+        self,
+        path: str,
+        body: type[Body],
+        answer: Callable[[Body], Coroutine[Any, Any, BaseModel | None]],
+        *,
+        waits: bool = False,
+    ) -> None:
+        """`POST path`: 200 with what `answer` returns, or 204. One that `waits` ends when its caller goes away."""
 
         async def serve(request: Request) -> Response:
             request.scope["route"] = route
@@ -40,7 +48,7 @@ class Hops:
             except ValidationError as error:
                 found: list[Any] = error.errors(include_url=False, include_input=False)
                 raise validation_failed(found) from None
-            answered = await answer(asked)
+            answered = await (_unless_gone(request, answer(asked)) if waits else answer(asked))
             if answered is None:
                 return Response(status_code=204)
             return Response(answered.model_dump_json(), media_type="application/json")
@@ -53,3 +61,16 @@ class Hops:
         caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
         if caller not in self._callers:
             raise Unauthenticated("this route is for other services of this installation")
+
+
+async def _unless_gone(request: Request, answering: Coroutine[Any, Any, BaseModel | None]) -> BaseModel | None:
+    """The answer, or nothing for a caller who went away meanwhile."""
+    # What comes after a body is that.
+    tasks = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -222,6 +222,10 @@ class SubmitAction(Strict):
         default=None, max_length=8 << 20, description="A Python program, run as __main__; instead of argv"
     )
     stdin: Text = Field(default="", max_length=8 << 20)
+    stdin_open: bool = Field(
+        default=False,
+        description="Standard input stays open after `stdin`, for what is sent to /v1/actions/{id}/input meanwhile",
+    )
     env: dict[VariableName, Text] = Field(default_factory=dict, max_length=256)
     cwd: RelativePath | None = Field(default=None, description="Below the working directory")
     files: dict[RelativePath, Base64] = Field(
@@ -254,7 +258,7 @@ class SubmitAction(Strict):
     def _consistent(self) -> "SubmitAction":
         if self.kind == "exec":
             self._runs_one_program()
-        elif self.argv is not None or self.source is not None or self.stdin or self.cwd is not None:
+        elif self.argv is not None or self.source is not None or self.cwd is not None or self.stdin or self.stdin_open:
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no argv, source, stdin or cwd")
         elif self.environment.scope != "trajectory" and self.environment.id is None:
             raise ValueError(

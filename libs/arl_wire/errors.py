@@ -2,7 +2,10 @@
 
 TangramError
 ├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, RequestTimeout 408,
-│   Conflict 409, TooLarge 413, UnsupportedMediaType 415
+│   TooLarge 413, UnsupportedMediaType 415
+├── Conflict 409
+│   ├── NotRunning              the action does not run yet, or not any more
+│   └── InputClosed             it reads no input, or no more of it
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run it
@@ -11,7 +14,8 @@ TangramError
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
 │   ├── QueueFull               the task has too many actions waiting
-│   └── RateLimited             the key makes too many requests
+│   ├── RateLimited             the key makes too many requests
+│   └── InputFull               the program has not read what was sent before
 ├── Unavailable 503             try again; retry_after_s says when
 └── Internal 500
 
@@ -29,8 +33,11 @@ __all__ = [
     "FieldError",
     "Forbidden",
     "IdempotencyKeyReused",
+    "InputClosed",
+    "InputFull",
     "Internal",
     "NotFound",
+    "NotRunning",
     "Problem",
     "QueueFull",
     "RateLimited",
@@ -134,6 +141,14 @@ class Conflict(TangramError):
     code, status, title = "conflict", 409, "Conflicts with what is there"
 
 
+class NotRunning(Conflict):
+    code, title = "not_running", "The action does not run"
+
+
+class InputClosed(Conflict):
+    code, title = "input_closed", "The action reads no more input"
+
+
 class TooLarge(TangramError):
     code, status, title = "too_large", 413, "Request too large"
 
@@ -180,6 +195,10 @@ class QueueFull(TooManyRequests):
 
 class RateLimited(TooManyRequests):
     code, title = "rate_limited", "Too many requests with this API key"
+
+
+class InputFull(TooManyRequests):
+    code, title = "input_full", "The program has not read what was sent before"
 
 
 class Unavailable(TangramError):

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import Problem
@@ -20,7 +20,12 @@ __all__ = [
     "FreedHint",
     "GrantBatch",
     "GrantBody",
+    "InputAnswer",
+    "InputBody",
     "LimitQueue",
+    "OutputAnswer",
+    "OutputAsk",
+    "Portion",
     "QueuedAction",
     "ResizeAnswer",
     "ResizeBatch",
@@ -146,6 +151,51 @@ class ResizeResponse(BaseModel):
     """In the order of the request, sent once all of it holds."""
 
     answers: list[ResizeAnswer]
+
+
+class OutputAsk(BaseModel):
+    """What has this attempt written beyond these offsets? Answered as soon as there is something to say."""
+
+    id: UUID
+    grant_no: int
+    stdout: int
+    stderr: int
+
+
+class _WithBytes(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class Portion(_WithBytes):
+    """Some of what a stream has beyond the offset that was asked for."""
+
+    data: bytes = b""
+    kept_bytes: int = 0
+    total_bytes: int = 0
+
+
+class OutputAnswer(BaseModel):
+    """`ended`: the attempt is over, and its row soon says all. `absent`: it does not run here, or not yet."""
+
+    status: Literal["running", "ended", "absent"]
+    stdout: Portion = Portion()
+    stderr: Portion = Portion()
+
+
+class InputBody(_WithBytes):
+    id: UUID
+    grant_no: int
+    data: bytes
+    offset: int | None
+    end: bool
+
+
+class InputAnswer(BaseModel):
+    """`gap`: bytes before that offset are missing. `unopened`: it was not submitted with `stdin_open`."""
+
+    status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
+    offset: int = 0
+    """Bytes taken so far."""
 
 
 class CancelWish(BaseModel):

@@ -156,6 +156,7 @@ def _payload(action: SubmitAction) -> dict[str, Any]:
         "argv": action.argv,
         "source": action.source,
         "stdin": b64encode(action.stdin.encode()).decode(),
+        "stdin_open": action.stdin_open,
         "env": action.env,
         "cwd": action.cwd,
         "files": {path: b64encode(content).decode() for path, content in action.files.items()},

@@ -5,4 +5,5 @@ from arl_kit.settings import load
 
 if __name__ == "__main__":
     settings = load(CpuSettings)
-    serve(build(settings), settings, name="cpu")
+    app = build(settings)
+    serve(app, settings, name="cpu", on_drain=app.state.drain)

@@ -7,8 +7,9 @@ from fastapi import FastAPI
 
 from arl_cpu.executor import Executor
 from arl_cpu.launcher_client import LauncherClient
+from arl_cpu.live import Live
 from arl_cpu.manager import Manager
-from arl_cpu.routes import add_hops
+from arl_cpu.routes import add_hops, add_live_hops
 from arl_cpu.settings import CpuSettings
 from arl_cpu.simulated import SimulatedExecutor
 from arl_kit.app import create_app, metrics_of
@@ -28,7 +29,9 @@ def build(settings: CpuSettings) -> FastAPI:
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="cpu")
     metrics = metrics_of("cpu", store)
-    manager = Manager(store, peers, notifier, _executor(settings), settings, metrics)
+    executor = _executor(settings)
+    manager = Manager(store, peers, notifier, executor, settings, metrics)
+    live = Live(executor)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +53,10 @@ def build(settings: CpuSettings) -> FastAPI:
     )
     hops = Hops(settings, "scheduler")
     add_hops(hops, manager)
-    app.router.routes.extend(hops.routes)
+    live_hops = Hops(settings, "gateway")
+    add_live_hops(live_hops, live)
+    app.router.routes.extend([*hops.routes, *live_hops.routes])
+    app.state.drain = live.drain
     return app
 
 

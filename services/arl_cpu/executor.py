@@ -19,11 +19,17 @@ __all__ = [
     "ExecSpec",
     "Executor",
     "ExecutorState",
+    "Fed",
+    "Output",
+    "Portion",
     "Report",
     "Resize",
     "RunningAttempt",
     "Stream",
 ]
+
+PORTION_BYTES = 64 << 10
+"""Of a stream in one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class ExecSpec:
     widest_cpu_milli: int = 0
     """The most that a resize may bring; thread pools are sized for it at the start."""
     amounts_seq: int = 0
+    stdin_open: bool = False
+    """After `stdin` comes what `feed` brings."""
     output_keep_bytes: int = 1 << 20
     output_kill_bytes: int = 64 << 20
 
@@ -79,6 +87,24 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """Some of what a stream has beyond an offset.
+
+    An offset past the kept bytes says that whoever asks knows that the rest is only counted.
+    """
+
+    data: bytes
+    kept_bytes: int
+    total_bytes: int
+    is_news: bool
+
+    @classmethod
+    def of(cls, kept: bytes | bytearray, total_bytes: int, offset: int) -> "Portion":
+        data = bytes(kept[offset : offset + PORTION_BYTES])
+        return cls(data, len(kept), total_bytes, bool(data) or offset == len(kept) < total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """The first bytes of a stream and how many there were in all."""
 
@@ -88,6 +114,27 @@ class Stream:
     @property
     def truncated(self) -> bool:
         return self.total_bytes > len(self.kept)
+
+    def portion(self, offset: int) -> Portion:
+        return Portion.of(self.kept, self.total_bytes, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What an attempt has written beyond two offsets."""
+
+    stdout: Portion
+    stderr: Portion
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What became of input. `full`: the program has to read some first. `gap`: bytes before these are missing."""
+
+    status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
+    offset: int = 0
+    """Bytes taken so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +230,16 @@ class Executor(Protocol):
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End running attempts; each still reports, as `cancelled` unless it had ended by then."""
+
+    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
+        """What it has written beyond these offsets, as soon as there is any, or its end. None where it does not run.
+
+        Nothing is kept for who does not ask; who wants more asks again. To be cancelled at any time.
+        """
+
+    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+        """Give it input, all or nothing. With an offset, what it was given before is not given again."""
+        ...
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
         """End environments and everything in them. Returns once nothing of them is alive."""

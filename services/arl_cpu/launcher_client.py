@@ -8,13 +8,16 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Resize
+from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Fed, Output, Resize
 
 from .launcher.protocol import (
     FrameReader,
     encode_frame,
+    fed_from,
+    feed_to,
     fence_from,
     fence_to,
+    output_from,
     report_from,
     resize_to,
     spec_to,
@@ -52,6 +55,15 @@ class LauncherClient:
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})
+
+    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
+        question = {"op": "follow", "fence": fence_to(fence), "stdout": stdout, "stderr": stderr}
+        answer = await self._open().ask(question, withdrawal={"op": "unfollow"})
+        return output_from(answer["output"])
+
+    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+        answer = await self._open().ask({"op": "feed", **feed_to(fence, data, offset=offset, end=end)})
+        return fed_from(answer["fed"])
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
         await self._open().ask({"op": "destroy", "environments": [str(each) for each in environments]})
@@ -93,13 +105,20 @@ class _Connection:
         self._writer.write(encode_frame(message))
         await self._writer.drain()
 
-    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def ask(
+        self, message: Mapping[str, Any], *, withdrawal: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        """A question that is cancelled is withdrawn, where there is a way to say so."""
         number = next(self._numbers)
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
             await self.tell({**message, "id": number})
             return await answer
+        except asyncio.CancelledError:
+            if withdrawal is not None and not self._reading.done():
+                self._writer.write(encode_frame({**withdrawal, "id": number}))
+            raise
         finally:
             self._answers.pop(number, None)
 

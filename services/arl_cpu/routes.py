@@ -1,10 +1,11 @@
 """The manager contract as the scheduler speaks it."""
 
+from arl_cpu.live import Live
 from arl_cpu.manager import Manager
 from arl_kit.hops import Hops
-from arl_wire.internal import GrantBatch, ResizeBatch, ResizeResponse
+from arl_wire.internal import GrantBatch, InputBody, OutputAsk, ResizeBatch, ResizeResponse
 
-__all__ = ["add_hops"]
+__all__ = ["add_hops", "add_live_hops"]
 
 
 def add_hops(hops: Hops, manager: Manager) -> None:
@@ -18,3 +19,9 @@ def add_hops(hops: Hops, manager: Manager) -> None:
 
     hops.add("/internal/grants", GrantBatch, grants)
     hops.add("/internal/resizes", ResizeBatch, resizes)
+
+
+def add_live_hops(hops: Hops, live: Live) -> None:
+    """What the gateway asks of running attempts, on behalf of who may see them."""
+    hops.add("/internal/output", OutputAsk, live.output, waits=True)
+    hops.add("/internal/input", InputBody, live.input)

@@ -3,11 +3,22 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, Event, ExecSpec, ExecutorState, Report, Resize, RunningAttempt
+from arl_cpu.executor import (
+    Capability,
+    Event,
+    ExecSpec,
+    ExecutorState,
+    Fed,
+    Output,
+    Report,
+    Resize,
+    RunningAttempt,
+    Stream,
+)
 
 __all__ = ["SimulatedExecutor"]
 
@@ -74,6 +85,23 @@ class SimulatedExecutor:
                 attempt.timer.cancel()
                 self._end(Report(fence=fence, outcome="cancelled", run_us=_age_us(attempt)))
 
+    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
+        """There never is any; only the end is told."""
+        if (attempt := self._running.get(fence)) is not None:
+            await attempt.ended.wait()
+        elif fence not in self._reports:
+            return None
+        return Output(Stream(b"", 0).portion(stdout), Stream(b"", 0).portion(stderr), ended=True)
+
+    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+        """Taken, and read by nobody."""
+        if (attempt := self._running.get(fence)) is None:
+            return Fed("absent")
+        if not attempt.stdin_open:
+            return Fed("unopened")
+        attempt.fed_bytes = max(attempt.fed_bytes, (attempt.fed_bytes if offset is None else offset) + len(data))
+        return Fed("taken", attempt.fed_bytes)
+
     async def destroy(self, environments: Sequence[UUID]) -> None:
         gone = frozenset(environments)
         await self.kill([fence for fence, each in self._running.items() if each.environment in gone])
@@ -107,7 +135,7 @@ class SimulatedExecutor:
         wanted_s = _duration_s(spec)
         timer = asyncio.get_running_loop().call_later(min(wanted_s, spec.timeout_s), self._finish, spec, wanted_s)
         given = Resize(fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.amounts_seq)
-        self._running[spec.fence] = _Attempt(identifier, time.monotonic(), timer, given)
+        self._running[spec.fence] = _Attempt(identifier, time.monotonic(), timer, given, spec.stdin_open)
 
     def _finish(self, spec: ExecSpec, wanted_s: float) -> None:
         run_us = _age_us(self._running[spec.fence])
@@ -119,6 +147,7 @@ class SimulatedExecutor:
     def _end(self, report: Report) -> None:
         attempt = self._running.pop(report.fence, None)
         if attempt is not None:
+            attempt.ended.set()
             self._busy.discard(attempt.environment)
         report = replace(report, enforcement=_ENFORCEMENT)
         self._reports[report.fence] = report
@@ -131,6 +160,9 @@ class _Attempt:
     started_at: float
     timer: asyncio.TimerHandle
     given: Resize
+    stdin_open: bool
+    fed_bytes: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def running(self, fence: Fence) -> RunningAttempt:
         return RunningAttempt(

@@ -56,6 +56,7 @@ def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
         env=payload["env"],
         cwd=payload["cwd"],
         stdin=b64decode(payload["stdin"]),
+        stdin_open=payload.get("stdin_open", False),
         files={path: b64decode(content) for path, content in payload["files"].items()},
         fetch=tuple(payload["fetch"]),
         timeout_s=row.timeout_s,

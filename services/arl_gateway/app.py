@@ -9,6 +9,8 @@ from arl_gateway.auth import Keys
 from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
 from arl_gateway.keys import KeyAdmin
+from arl_gateway.live import ASK_S, Live
+from arl_gateway.live_routes import router as live_router
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
 from arl_gateway.routes import admin, may_administer, router
@@ -37,7 +39,9 @@ POOL_WAIT_S = 1.0
 def build(settings: GatewaySettings) -> FastAPI:
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="gateway", pool_size=settings.pool_size, pool_wait_s=POOL_WAIT_S)
-    peers = Peers(settings.service_token.get_secret_value())
+    token = settings.service_token.get_secret_value()
+    peers = Peers(token)
+    nodes = Peers(token, timeout_s=ASK_S, connections=2 * settings.followers)
     waiters = Waiters(store, poll_s=settings.wait_poll_s)
     listener = Listener(url, name="gateway", on_wake=waiters.wake)
     metrics = metrics_of("gateway", store)
@@ -46,6 +50,8 @@ def build(settings: GatewaySettings) -> FastAPI:
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
 
     environments = Environments(store, actions)
+    live = Live(store, nodes, waiters, limit=settings.followers)
+    metrics.gauge_of("output_followers", "Streams of live output", lambda: live.followers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -53,15 +59,18 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.keys = Keys(store, cache_s=settings.key_cache_s)
         app.state.key_admin = KeyAdmin(store, app.state.keys)
         app.state.environments = environments
+        app.state.live = live
         app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
+        await nodes.start()
         await listener.start()
         waiters.start()
         yield
         await actions.drain()
         await waiters.stop()
         await listener.stop()
+        await nodes.stop()
         await peers.stop()
         await store.close()
 
@@ -80,8 +89,14 @@ def build(settings: GatewaySettings) -> FastAPI:
         may_scrape=[may_administer],
     )
     app.description = DESCRIPTION
-    app.state.drain = waiters.drain
+
+    def drain() -> None:
+        waiters.drain()
+        live.drain()
+
+    app.state.drain = drain
     app.include_router(router)
+    app.include_router(live_router)
     app.include_router(environment_router)
     app.include_router(admin)
     return app

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -66,6 +67,8 @@ async def known(system: System) -> dict[str, dict[str, str]]:
         key = (await api.post("/v1/admin/keys", json={})).json()
     return {
         "/v1/actions/{id}": {"id": action["id"]},
+        "/v1/actions/{id}/output": {"id": action["id"]},
+        "/v1/actions/{id}/input": {"id": action["id"]},
         "/v1/trajectories/{trajectory}": {"trajectory": "known"},
         "/v1/admin/keys/{id}": {"id": str(key["id"])},
         "/v1/admin/queues/{task}": {"task": "t"},
@@ -120,7 +123,7 @@ def test_a_body_of_another_type_is_a_documented_refusal(
 ) -> None:
     """The generated cases have bodies of the documented type only."""
     headers = {"authorization": f"Bearer {API_KEY}", "content-type": "text/plain"}
-    url = system.url + path.format(task="t")
+    url = system.url + path.format(task="t", id=uuid4())
     assert session.request(method, url, data=b"{}", headers=headers).status_code == 415
     assert "415" in DOCUMENT["paths"][path][method]["responses"]
 

@@ -7,7 +7,17 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Report, Resize, RunningAttempt
+from arl_cpu.executor import (
+    EnvironmentStatus,
+    Event,
+    ExecSpec,
+    ExecutorState,
+    Fed,
+    Output,
+    Report,
+    Resize,
+    RunningAttempt,
+)
 from support.builders import EPOCH
 
 __all__ = ["FakeExecutor"]
@@ -99,6 +109,12 @@ class FakeExecutor:
             self._kills.put_nowait(fence)
             if fence in self.running:
                 self.finish(fence, "cancelled")
+
+    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
+        return None
+
+    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+        return Fed("absent")
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
         for environment in environments:

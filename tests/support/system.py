@@ -24,7 +24,12 @@ __all__ = ["API_KEY", "System", "running_system"]
 
 API_KEY = "tk_0123456789abcdef0123456789abcdef"
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
-ACCEPT = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu": ("scheduler",), "gateway": ()}
+ACCEPT = {
+    "admission": ("gateway",),
+    "scheduler": ("admission", "cpu"),
+    "cpu": ("scheduler", "gateway"),
+    "gateway": (),
+}
 READY_S = 20.0
 
 

@@ -20,7 +20,12 @@ SERVICES = ("admission", "scheduler", "cpu", "gateway")
 LAUNCHER_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
 
-_CALLERS = {"admission": ("gateway",), "scheduler": ("admission", "cpu"), "cpu": ("scheduler",), "gateway": ()}
+_CALLERS = {
+    "admission": ("gateway",),
+    "scheduler": ("admission", "cpu"),
+    "cpu": ("scheduler", "gateway"),
+    "gateway": (),
+}
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-launcher": 4}
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {

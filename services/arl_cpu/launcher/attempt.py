@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arl_cpu.executor import ExecSpec, Report, Resize, Stream
+from arl_cpu.executor import ExecSpec, Portion, Report, Resize, Stream
 
 from .cgroups import Usage
+from .channel import as_file
+from .feeding import Feed
+from .following import Followers
 from .loop import Loop, Timer
 
 __all__ = ["Attempt", "Capture", "Cause", "Ended", "outcome_of"]
@@ -49,6 +52,9 @@ class Capture:
 
     def stream(self) -> Stream:
         return Stream(bytes(self._kept), self.total_bytes)
+
+    def portion(self, offset: int) -> Portion:
+        return Portion.of(self._kept, self.total_bytes, offset)
 
     def close_write_end(self) -> None:
         if self.write_end >= 0:
@@ -110,6 +116,8 @@ class Attempt:
         self.cause: Cause | None = None
         self.stdout = Capture(spec.output_keep_bytes)
         self.stderr = Capture(spec.output_keep_bytes)
+        self.followers = Followers(self.stdout.portion, self.stderr.portion)
+        self.feed = Feed(spec.stdin) if spec.stdin_open else None
         self.started_at: float | None = None
         self.others_bytes = 0
         """Written meanwhile by what earlier actions left behind: reading it costs as much."""
@@ -136,11 +144,27 @@ class Attempt:
         written = self.stdout.total_bytes + self.stderr.total_bytes + self.others_bytes
         return written > self.spec.output_kill_bytes
 
-    def drain(self) -> None:
-        """Everything written so far. The writers are dead or frozen, so this ends."""
+    def stdin(self, loop: Loop, owner: int | None) -> int:
+        """What it reads from, a file to be closed when it was handed over."""
+        if self.feed is not None:
+            return self.feed.open(loop, owner)
+        return as_file(self.spec.stdin) if self.spec.stdin else os.open("/dev/null", os.O_RDONLY)
+
+    def read(self, capture: Capture) -> int | None:
+        """As the capture says; and whoever follows hears of it."""
+        taken = capture.read()
+        if taken:
+            self.followers.tell()
+        return taken
+
+    def finish(self) -> None:
+        """Take everything written so far: the writers are dead or frozen, so this ends. Nobody reads input any more."""
         for capture in self.captures:
             while capture.read():
                 pass
+        self.followers.tell(ended=True)
+        if self.feed is not None:
+            self.feed.close()
 
     def report(self, usage: Usage, peak_kib: int, *, lost: bool, enforcement: Mapping[str, str]) -> Report:
         message = self.ended or {}

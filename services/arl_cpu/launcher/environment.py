@@ -16,7 +16,6 @@ from . import interpreter, workdir
 from .attempt import Attempt, Capture, Cause
 from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
-from .channel import as_file
 from .mounts import WORKSPACE
 from .native import AUTO, PYTHON
 from .ordering import host_variables, order_for
@@ -241,9 +240,9 @@ class Environment:
         if spec.argv is None and spec.source is None and spec.env:
             self._variables = dict(spec.env)
         payload = order_for(spec, self._workspace(), self._given_variables(), self._variables).pack()
-        stdin = as_file(spec.stdin) if spec.stdin else os.open("/dev/null", os.O_RDONLY)
+        host_id = self._cell.host_id
+        stdin = attempt.stdin(self._host.loop, host_id)
         try:
-            host_id = self._cell.host_id
             for capture in attempt.captures:
                 if host_id is not None:
                     os.fchown(capture.write_end, host_id, -1)  # so that /dev/stdout can be opened inside
@@ -273,7 +272,7 @@ class Environment:
             attempt.set_timer(self._host.loop, attempt.spec.timeout_s, lambda: self.stop("timeout"))
 
     def _read(self, attempt: Attempt, capture: Capture) -> None:
-        if capture.read() == 0:
+        if attempt.read(capture) == 0:
             self._host.loop.unwatch(capture.read_end)
         elif attempt.is_over_output():
             self.stop("output")
@@ -304,7 +303,7 @@ class Environment:
         """Report. Nothing of the attempt runs any more: it is dead, or frozen."""
         self.attempt = None
         attempt.cancel_timer()
-        attempt.drain()
+        attempt.finish()
         self._usage = usage = self._cell.group.usage()
         peak_kib = self._cell.group.peak_kib()
         self._has_left_behind |= bool(attempt.ended and attempt.ended.get("left_behind"))

@@ -5,12 +5,22 @@ from dataclasses import replace
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, Report, Resize, RunningAttempt
+from arl_cpu.executor import (
+    EnvironmentStatus,
+    Event,
+    ExecSpec,
+    Fed,
+    Output,
+    Report,
+    Resize,
+    RunningAttempt,
+)
 from arl_cpu.templates.records import HOST
 
 from .attempt import Attempt, Cause
 from .cells import Host, Pool
 from .environment import Environment
+from .following import Answer, Offsets
 from .processes import Process
 from .templating import NoTemplate, open_template
 
@@ -63,6 +73,23 @@ class Node:
         """Those that run here, now with what their highest `amounts_seq` says."""
         return [resize.fence for resize in resizes if self._resize(resize)]
 
+    def follow(self, fence: Fence, after: Offsets, answer: Answer) -> Callable[[], None]:
+        """Answer once, as soon as there is something beyond the offsets; what comes back withdraws the question."""
+        if (report := self._reports.get(fence)) is not None:
+            stdout, stderr = report.stdout.portion(after[0]), report.stderr.portion(after[1])
+            answer(Output(stdout, stderr, ended=True))
+        elif (attempt := self._attempt(fence)) is not None:
+            return attempt.followers.ask(after, answer)
+        else:
+            answer(None)
+        return lambda: None
+
+    def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+        """Give a running attempt input, all or nothing."""
+        if (attempt := self._attempt(fence)) is None:
+            return Fed("absent")
+        return attempt.feed.take(data, offset=offset, end=end) if attempt.feed is not None else Fed("unopened")
+
     def kill(self, fences: Iterable[Fence]) -> None:
         for fence in fences:
             if (environment := self._running.get(fence)) is not None:
@@ -113,6 +140,10 @@ class Node:
             return
         self._running[spec.fence] = environment
         environment.begin(attempt)
+
+    def _attempt(self, fence: Fence) -> Attempt | None:
+        environment = self._running.get(fence)
+        return environment.attempt if environment is not None else None
 
     def _resize(self, resize: Resize) -> bool:
         environment = self._running.get(resize.fence)

@@ -13,6 +13,9 @@ from arl_cpu.executor import (
     EnvironmentSpec,
     ExecSpec,
     ExecutorState,
+    Fed,
+    Output,
+    Portion,
     Report,
     Resize,
     RunningAttempt,
@@ -24,8 +27,14 @@ __all__ = [
     "FrameReader",
     "capability_from",
     "encode_frame",
+    "fed_from",
+    "fed_to",
+    "feed_from",
+    "feed_to",
     "fence_from",
     "fence_to",
+    "output_from",
+    "output_to",
     "report_from",
     "report_to",
     "resize_from",
@@ -93,6 +102,7 @@ def spec_to(spec: ExecSpec) -> Json:
         "env": dict(spec.env),
         "cwd": spec.cwd,
         "stdin": _text(spec.stdin),
+        "stdin_open": spec.stdin_open,
         "files": {path: _text(content) for path, content in spec.files.items()},
         "fetch": spec.fetch,
         "timeout_s": spec.timeout_s,
@@ -115,6 +125,7 @@ def spec_from(data: Json) -> ExecSpec:
         env=data["env"],
         cwd=data["cwd"],
         stdin=_bytes(data["stdin"]),
+        stdin_open=data["stdin_open"],
         files={path: _bytes(content) for path, content in data["files"].items()},
         fetch=tuple(data["fetch"]),
         timeout_s=data["timeout_s"],
@@ -138,6 +149,45 @@ def resize_to(resize: Resize) -> Json:
 
 def resize_from(data: Json) -> Resize:
     return Resize(**{**data, "fence": fence_from(data["fence"]), "cores": tuple(data["cores"])})
+
+
+def output_to(output: Output | None) -> Json | None:
+    if output is None:
+        return None
+    streams = {"stdout": _portion_to(output.stdout), "stderr": _portion_to(output.stderr)}
+    return {**streams, "ended": output.ended}
+
+
+def output_from(data: Json | None) -> Output | None:
+    if data is None:
+        return None
+    return Output(_portion_from(data["stdout"]), _portion_from(data["stderr"]), data["ended"])
+
+
+def _portion_to(portion: Portion) -> list[Any]:
+    return [_text(portion.data), portion.kept_bytes, portion.total_bytes, portion.is_news]
+
+
+def _portion_from(data: list[Any]) -> Portion:
+    return Portion(_bytes(data[0]), *data[1:])
+
+
+def feed_to(fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Json:
+    return {"fence": fence_to(fence), "data": _text(data), "offset": offset, "end": end}
+
+
+def feed_from(data: Mapping[str, Any]) -> Json:
+    """The arguments of `Node.feed`."""
+    given = {name: data[name] for name in ("offset", "end")}
+    return {"fence": fence_from(data["fence"]), "data": _bytes(data["data"]), **given}
+
+
+def fed_to(fed: Fed) -> list[Any]:
+    return [fed.status, fed.offset]
+
+
+def fed_from(data: list[Any]) -> Fed:
+    return Fed(*data)
 
 
 _PLAIN_REPORT_FIELDS = (

@@ -8,11 +8,23 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from arl_cpu.executor import Capability, Event, ExecutorState, Report
+from arl_cpu.executor import Capability, Event, ExecutorState, Output, Report
 
 from .loop import Loop
 from .node import Node
-from .protocol import FrameReader, encode_frame, fence_from, fence_to, report_to, resize_from, spec_from, state_to
+from .protocol import (
+    FrameReader,
+    encode_frame,
+    fed_to,
+    feed_from,
+    fence_from,
+    fence_to,
+    output_to,
+    report_to,
+    resize_from,
+    spec_from,
+    state_to,
+)
 
 __all__ = ["Server"]
 
@@ -28,6 +40,8 @@ class Server:
         self._capabilities, self._driver = capabilities, driver
         self._node_epoch = uuid4()
         self._manager: _Connection | None = None
+        self._follows: dict[int, Callable[[], None]] = {}
+        """How to withdraw the manager's questions for output that wait for an answer."""
         node.on_event = self._publish
 
     def listen(self, path: Path) -> None:
@@ -65,6 +79,8 @@ class Server:
             case "resize":
                 done = self._node.resize([resize_from(resize) for resize in message["resizes"]])
                 connection.send({"id": message["id"], "done": [fence_to(fence) for fence in done]})
+            case "follow" | "unfollow" | "feed":
+                self._serve_live(connection, message)
             case "kill":
                 self._node.kill([fence_from(fence) for fence in message["fences"]])
             case "acknowledge":
@@ -77,10 +93,35 @@ class Server:
         """It is the manager from now on. A connection that never says so, a probe's, changes nothing."""
         if self._manager is not None and self._manager is not connection:
             self._manager.close()
+        for withdraw in self._follows.values():
+            withdraw()
+        self._follows.clear()
         self._manager = connection
         for report in self._node.reports:
             connection.send({"id": number, "report": report_to(report)})
         connection.send({"id": number, "state": state_to(self._state())})
+
+    def _serve_live(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+        match message["op"]:
+            case "follow":
+                self._follow(connection, message)
+            case "unfollow":
+                self._follows.pop(message["id"], _nothing)()
+            case "feed":
+                fed = self._node.feed(**feed_from(message))
+                connection.send({"id": message["id"], "fed": fed_to(fed)})
+
+    def _follow(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+        number = message["id"]
+
+        def answer(output: Output | None) -> None:
+            self._follows.pop(number, None)
+            connection.send({"id": number, "output": output_to(output)})
+
+        self._follows[number] = _nothing
+        withdraw = self._node.follow(fence_from(message["fence"]), (message["stdout"], message["stderr"]), answer)
+        if number in self._follows:
+            self._follows[number] = withdraw
 
     def _state(self) -> ExecutorState:
         return ExecutorState(
@@ -99,6 +140,10 @@ class Server:
             self._manager.send({"report": report_to(event)})
         else:
             self._manager.send({"lost": str(event.id), "reason": event.lost_reason})
+
+
+def _nothing() -> None:
+    """It was answered at once."""
 
 
 _Serve = Callable[["_Connection", Mapping[str, Any]], None]

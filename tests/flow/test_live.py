@@ -1,0 +1,356 @@
+"""Output while it is written, and input while the program runs. No test sleeps: each side waits for the other."""
+
+import asyncio
+import json
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from arl_store.migrate import ensure_api_key
+from support.postgres import Databases
+from support.system import System, running_system
+
+STRANGER = "tk_" + "s" * 32
+MIB = 1 << 20
+SMALL = {"task": "t", "demand": {"cpu": 0.1, "memory_mib": 64, "disk_mib": 8}}
+ECHO = "echo ready; while read line; do echo got $line; echo err $line >&2; done; echo over"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "strangers", STRANGER)
+    overrides = {"gateway": {"TANGRAM_FOLLOWERS": "4"}}
+    async with running_system(owner_url, driver="namespaces", cores=1, overrides=overrides) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    async with system.client() as api:
+        yield api
+
+
+@dataclass(frozen=True)
+class Event:
+    name: str
+    data: dict[str, Any]
+    id: str
+
+    @property
+    def content(self) -> bytes:
+        return b64decode(self.data["base64"]) if "base64" in self.data else self.data["text"].encode()
+
+
+class Stream:
+    """The events of one answer, in order."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines = response.aiter_lines()
+        self.seen: list[Event] = []
+
+    async def next(self) -> Event | None:
+        fields: dict[str, str] = {}
+        async for line in self._lines:
+            name, _, value = line.partition(": ")
+            if name:
+                fields[name] = value
+            elif "event" in fields:
+                self.seen.append(Event(fields["event"], json.loads(fields["data"]), fields["id"]))
+                return self.seen[-1]
+            if not line:
+                fields = {}
+        return None
+
+    async def until(self, stream: str, text: bytes) -> Event:
+        """The event with which what is known of a stream ends so."""
+        async with asyncio.timeout(30):
+            while (event := await self.next()) is not None:
+                if event.name == stream and self.content(stream).endswith(text):
+                    return event
+        raise AssertionError(f"{self.seen} and no {text!r}")
+
+    async def to_the_end(self) -> Event:
+        async with asyncio.timeout(60):
+            while await self.next() is not None:
+                pass
+        assert self.seen[-1].name == "end"
+        return self.seen[-1]
+
+    def content(self, stream: str) -> bytes:
+        """Without a gap and without anything twice."""
+        pieces = [event for event in self.seen if event.name == stream]
+        for before, after in zip(pieces, pieces[1:], strict=False):
+            assert after.data["offset"] == before.data["offset"] + len(before.content)
+        return b"".join(piece.content for piece in pieces)
+
+
+@asynccontextmanager
+async def following(api: httpx.AsyncClient, id: str, after: str | None = None) -> AsyncIterator[Stream]:
+    headers = {"last-event-id": after} if after is not None else {}
+    async with api.stream("GET", f"/v1/actions/{id}/output", headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield Stream(response)
+
+
+async def submitted(api: httpx.AsyncClient, script: str, **changed: Any) -> str:
+    answer = await api.post("/v1/actions", json=SMALL | {"argv": ["sh", "-c", script]} | changed)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+async def send(api: httpx.AsyncClient, id: str, **body: Any) -> httpx.Response:
+    return await api.post(f"/v1/actions/{id}/input", json=body)
+
+
+async def settled(api: httpx.AsyncClient, id: str) -> dict[str, Any]:
+    answer = await api.get(f"/v1/actions/{id}", params={"wait": 30})
+    assert answer.json()["state"] == "settled"
+    return dict(answer.json())
+
+
+class TestOutput:
+    async def test_it_is_seen_before_the_action_ends(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, ECHO, stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            assert (await send(api, id, text="one\n")).json() == {"offset": 4}
+            await stream.until("stdout", b"got one\n")
+            assert (await send(api, id, text="two\n", end=True)).status_code == 200
+            end = await stream.to_the_end()
+        assert stream.content("stdout") == b"ready\ngot one\ngot two\nover\n"
+        assert stream.content("stderr") == b"err one\nerr two\n"
+        assert (end.data["state"], end.data["outcome"], end.data["exit_code"]) == ("settled", "ok", 0)
+        assert (end.data["stdout_bytes"], end.data["stderr_bytes"]) == (27, 16)
+
+    async def test_a_queued_action_is_waited_for(self, api: httpx.AsyncClient) -> None:
+        busy = await submitted(api, ECHO, stdin_open=True, demand={"cpu": 1})
+        async with following(api, busy) as first:
+            await first.until("stdout", b"ready\n")
+            waiting = await submitted(api, "echo mine", demand={"cpu": 1})
+            async with following(api, waiting) as stream:
+                assert (await api.get(f"/v1/actions/{waiting}")).json()["state"] == "queued"
+                await send(api, busy, end=True)
+                await stream.to_the_end()
+            assert stream.content("stdout") == b"mine\n"
+
+    async def test_a_client_goes_on_after_the_last_event_that_it_saw(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, ECHO, stdin_open=True)
+        async with following(api, id) as stream:
+            last = await stream.until("stdout", b"ready\n")
+        await send(api, id, text="one\n")
+        async with following(api, id, after=last.id) as stream:
+            last = await stream.until("stderr", b"err one\n")
+        await send(api, id, end=True)
+        await settled(api, id)
+        async with following(api, id, after=last.id) as stream:
+            await stream.to_the_end()
+        assert stream.content("stdout").endswith(b"over\n")
+        assert b"ready" not in stream.content("stdout")
+        assert stream.content("stderr") == b""
+
+    async def test_of_a_settled_action_what_is_kept_is_sent(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, "echo out; echo err >&2; exit 3")
+        await settled(api, id)
+        async with following(api, id) as stream:
+            end = await stream.to_the_end()
+        assert (stream.content("stdout"), stream.content("stderr")) == (b"out\n", b"err\n")
+        assert (end.data["outcome"], end.data["exit_code"]) == ("user_error", 3)
+        async with following(api, id, after=end.id) as stream:
+            await stream.to_the_end()
+        assert [event.name for event in stream.seen] == ["end"]
+
+    async def test_one_that_was_cancelled_before_it_ran_has_only_an_end(self, api: httpx.AsyncClient) -> None:
+        busy = await submitted(api, ECHO, stdin_open=True, demand={"cpu": 1})
+        async with following(api, busy) as first:
+            await first.until("stdout", b"ready\n")
+            id = await submitted(api, "true", demand={"cpu": 1})
+            async with following(api, id) as stream:
+                await api.delete(f"/v1/actions/{id}")
+                assert (await stream.to_the_end()).data["outcome"] == "cancelled"
+        assert [event.name for event in stream.seen] == ["end"]
+        await send(api, busy, end=True)
+
+    async def test_any_bytes_come_through_and_characters_come_whole(self, api: httpx.AsyncClient) -> None:
+        script = "printf 'a\\303'; read x; printf '\\244'; read x; printf '\\377\\376'"
+        id = await submitted(api, script, stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"a")
+            await send(api, id, text="\n")
+            await stream.until("stdout", "ä".encode())
+            await send(api, id, text="\n")
+            await stream.to_the_end()
+        assert stream.content("stdout") == "aä".encode() + b"\xff\xfe"
+        assert [event.data.get("base64") is not None for event in stream.seen[:-1]] == [False, False, True]
+
+    @pytest.mark.parametrize("live", [True, False])
+    async def test_what_is_not_kept_is_announced(self, api: httpx.AsyncClient, live: bool) -> None:
+        id = await submitted(api, f"head -c {3 * MIB} /dev/zero; echo over >&2; read x", stdin_open=True)
+        if not live:
+            await send_when_it_reads(api, id)
+            await settled(api, id)
+        async with following(api, id) as stream:
+            if live:
+                await stream.until("stderr", b"over\n")
+                await send(api, id, end=True)
+            end = await stream.to_the_end()
+        assert stream.content("stdout") == bytes(MIB)
+        (cut,) = [event for event in stream.seen if event.name == "truncated"]
+        assert (cut.data["stream"], cut.data["kept_bytes"]) == ("stdout", MIB)
+        assert end.data["stdout_bytes"] == 3 * MIB
+        async with following(api, id, after=cut.id) as stream:
+            await stream.to_the_end()
+        assert "truncated" not in [event.name for event in stream.seen], "it was told"
+
+    async def test_a_reader_that_takes_nothing_holds_nobody_up(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, f"head -c {8 * MIB} /dev/zero; echo over >&2")
+        async with following(api, id) as stream:
+            await stream.next()
+            assert (await settled(api, id))["outcome"] == "ok"
+            other = await submitted(api, "echo hello")
+            async with following(api, other) as quick:
+                await quick.to_the_end()
+            await stream.to_the_end()
+        assert len(stream.content("stdout")) == MIB
+
+    async def test_many_follow_one_action_and_no_more_than_there_is_room_for(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, ECHO, stdin_open=True)
+        async with following(api, id) as a, following(api, id) as b, following(api, id) as c, following(api, id) as d:
+            for stream in (a, b, c, d):
+                await stream.until("stdout", b"ready\n")
+            refused = await api.get(f"/v1/actions/{id}/output")
+            assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
+            await send(api, id, end=True)
+            for stream in (a, b, c, d):
+                await stream.to_the_end()
+                assert stream.content("stdout") == b"ready\nover\n"
+        async with asyncio.timeout(10):
+            while (again := await api.get(f"/v1/actions/{id}/output")).status_code != 200:
+                await asyncio.sleep(0.02)
+        assert again.text.count("event: end") == 1
+
+    async def test_it_goes_on_through_a_restart_of_the_manager(self, system: System, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, ECHO, stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            system.kill("cpu")
+            await system.start("cpu")
+            await send(api, id, text="one\n", end=True, offset=0)
+            await stream.to_the_end()
+        assert stream.content("stdout") == b"ready\ngot one\nover\n"
+
+    async def test_anothers_is_as_good_as_unknown(self, system: System, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, ECHO, stdin_open=True)
+        headers = {"authorization": f"Bearer {STRANGER}"}
+        async with httpx.AsyncClient(base_url=system.url, headers=headers) as stranger:
+            assert (await stranger.get(f"/v1/actions/{id}/output")).status_code == 404
+            assert (await send(stranger, id, text="x")).status_code == 404
+        assert (await api.get(f"/v1/actions/{uuid4()}/output")).status_code == 404
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            await send(api, id, end=True)
+
+    @pytest.mark.parametrize("wrong", ["x", "1:2", "1:-2:3", "1:2:3:4"])
+    async def test_an_event_id_that_is_none_is_a_problem(self, api: httpx.AsyncClient, wrong: str) -> None:
+        id = await submitted(api, "true")
+        answer = await api.get(f"/v1/actions/{id}/output", headers={"last-event-id": wrong})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "header.Last-Event-ID")
+
+    async def test_an_attempt_that_was_given_up_is_said_to_begin_anew(self, api: httpx.AsyncClient) -> None:
+        """As after an infra error: the client saw grant 7, and the accepted one is another."""
+        id = await submitted(api, "echo mine")
+        await settled(api, id)
+        async with following(api, id, after="7:100:0") as stream:
+            await stream.to_the_end()
+        assert [event.name for event in stream.seen] == ["restart", "stdout", "end"]
+        assert stream.content("stdout") == b"mine\n"
+
+
+async def send_when_it_reads(api: httpx.AsyncClient, id: str) -> None:
+    async with following(api, id) as stream:
+        await stream.until("stderr", b"over\n")
+        await send(api, id, end=True)
+
+
+class TestInput:
+    async def test_it_comes_after_what_was_submitted(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, "echo ready; cat", stdin="first ", stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"first ")
+            any_bytes = b64encode(b"second\xff").decode()
+            assert (await send(api, id, base64=any_bytes, end=True)).json() == {"offset": 7}
+            await stream.to_the_end()
+        assert stream.content("stdout") == b"ready\nfirst second\xff"
+
+    async def test_a_repeated_request_gives_nothing_twice(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, "echo ready; cat", stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            for _ in range(2):
+                assert (await send(api, id, text="abc", offset=0)).json() == {"offset": 3}
+            assert (await send(api, id, text="cde", offset=2)).json() == {"offset": 5}
+            refused = await send(api, id, text="x", offset=6)
+            assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "offset")
+            for _ in range(2):
+                last = await send(api, id, text="f", offset=5, end=True)
+            await stream.to_the_end()
+        assert stream.content("stdout") == b"ready\nabcdef"
+        assert last.status_code in (200, 409), "the second one comes while it runs, or after its end"
+
+    async def test_one_that_does_not_run_takes_none(self, api: httpx.AsyncClient) -> None:
+        busy = await submitted(api, ECHO, stdin_open=True, demand={"cpu": 1})
+        async with following(api, busy) as stream:
+            await stream.until("stdout", b"ready\n")
+            queued = await submitted(api, "cat", stdin_open=True, demand={"cpu": 1})
+            early = await send(api, queued, text="x")
+            await api.delete(f"/v1/actions/{queued}")
+            await send(api, busy, end=True)
+            await stream.to_the_end()
+        late = await send(api, busy, text="x")
+        for answer in (early, late):
+            assert (answer.status_code, answer.json()["code"]) == (409, "not_running")
+
+    async def test_one_that_was_not_submitted_for_it_takes_none(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, "echo ready; sleep 60")
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            answer = await send(api, id, text="x")
+        assert (answer.status_code, answer.json()["code"]) == (409, "input_closed")
+        await api.delete(f"/v1/actions/{id}")
+
+    async def test_a_program_that_never_reads_costs_a_megabyte_and_no_more(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, "echo ready; sleep 60", stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            answers = [await send(api, id, text="x" * MIB) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 429, 429]
+            assert (answers[2].json()["code"], answers[2].headers["retry-after"]) == ("input_full", "1")
+            other = await submitted(api, "echo hello")
+            assert (await settled(api, other))["outcome"] == "ok"
+        await api.delete(f"/v1/actions/{id}")
+
+    async def test_a_reader_of_much_gets_all_of_it(self, api: httpx.AsyncClient) -> None:
+        id = await submitted(api, "echo ready; wc -c", stdin_open=True)
+        async with following(api, id) as stream:
+            await stream.until("stdout", b"ready\n")
+            sent = 0
+            while sent < 4 * MIB:
+                answer = await send(api, id, text="x" * (MIB // 2), offset=sent)
+                sent = answer.json()["offset"] if answer.status_code == 200 else sent
+            await send(api, id, end=True)
+            await stream.to_the_end()
+        assert stream.content("stdout") == b"ready\n%d\n" % (4 * MIB)
+
+    @pytest.mark.parametrize("body", [{"text": "x", "base64": "eA=="}, {"base64": "!"}, {"text": "x" * (MIB + 1)}])
+    async def test_what_is_no_input_is_a_problem(self, api: httpx.AsyncClient, body: dict[str, str]) -> None:
+        assert (await send(api, str(uuid4()), **body)).status_code == 422
