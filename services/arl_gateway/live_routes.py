@@ -15,7 +15,11 @@ from arl_wire.output import InputTaken, SendInput
 __all__ = ["router"]
 
 TEXT = {"type": "string"}
-EVENT = {"type": "object", "required": ["event", "data", "id"], "properties": dict.fromkeys(("event", "data", "id"), TEXT)}
+EVENT = {
+    "type": "object",
+    "required": ["event", "data", "id"],
+    "properties": dict.fromkeys(("event", "data", "id"), TEXT),
+}
 EVENTS: dict[str, Any] = {"text/event-stream": {"itemSchema": EVENT}}
 LastEventId = Annotated[
     str | None, Header(alias="Last-Event-ID", description="Of the last event that was seen; what follows it is sent")

@@ -6,6 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -88,7 +89,7 @@ class Stream:
     def content(self, stream: str) -> bytes:
         """Without a gap and without anything twice."""
         pieces = [event for event in self.seen if event.name == stream]
-        for before, after in zip(pieces, pieces[1:], strict=False):
+        for before, after in pairwise(pieces):
             assert after.data["offset"] == before.data["offset"] + len(before.content)
         return b"".join(piece.content for piece in pieces)
 

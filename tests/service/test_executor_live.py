@@ -1,0 +1,183 @@
+"""Attempts that are looked at and fed while they run, as a manager may rely on it whatever runs them."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from arl_core.fence import Fence
+from arl_cpu.executor import ExecSpec
+from arl_cpu.launcher_client import LauncherClient
+from arl_cpu.simulated import SimulatedExecutor
+from support.conditions import eventually
+from support.sandbox import Bench, a_bench, a_command, an_environment, sandboxes
+
+REAL = ("unsafe-local", *sandboxes(slow=("bwrap",)))
+KEEP = 100_000
+
+
+@pytest.fixture(scope="module", params=REAL)
+async def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async with a_bench(tmp_path_factory.mktemp("executor"), request.param) as bench:
+        yield bench
+
+
+async def until_said(bench: Bench, spec: ExecSpec, size: int) -> bytes:
+    seen = b""
+    while len(seen) < size:
+        output = await bench.executor.follow(spec.fence, stdout=len(seen), stderr=0)
+        assert output is not None
+        seen += output.stdout.data
+    return seen
+
+
+def files_of(bench: Bench) -> int:
+    assert bench.launcher is not None
+    return len(os.listdir(f"/proc/{bench.launcher.pid}/fd"))
+
+
+class TestFollow:
+    async def test_output_is_there_before_the_end_and_more_is_waited_for(self, real: Bench) -> None:
+        spec = a_command("sh", "-c", "echo one; read x; echo $x", stdin_open=True)
+        report = await real.begin(spec)
+        assert await until_said(real, spec, 4) == b"one\n"
+        more = asyncio.ensure_future(real.executor.follow(spec.fence, stdout=4, stderr=0))
+        assert (await real.executor.feed(spec.fence, b"two\n", offset=None, end=False)).status == "taken"
+        output = await more
+        assert output is not None
+        assert output.stdout.data == b"two\n"
+        assert (await report).stdout.kept == b"one\ntwo\n"
+
+    async def test_an_ended_attempt_says_all_until_its_report_is_acknowledged(self, tmp_path: Path) -> None:
+        async with a_bench(tmp_path, "unsafe-local") as bench:
+            assert bench.launcher is not None
+            manager = LauncherClient(bench.launcher.socket)
+            await manager.connect()
+            spec = a_command("echo", "kept")
+            await manager.start([spec])
+            await anext(manager.events())
+            output = await manager.follow(spec.fence, stdout=1, stderr=0)
+            assert output is not None
+            assert (output.ended, output.stdout.data) == (True, b"ept\n")
+            await manager.acknowledge([spec.fence])
+            assert await manager.follow(spec.fence, stdout=0, stderr=0) is None
+            assert await manager.follow(Fence(uuid4(), 1), stdout=0, stderr=0) is None
+            await manager.close()
+
+    async def test_output_past_what_is_kept_is_told_once_and_then_only_counted(self, real: Bench) -> None:
+        script = f"head -c {3 * KEEP} /dev/zero; read x; head -c {KEEP} /dev/zero; echo . >&2; read x"
+        spec = a_command("sh", "-c", script, output_keep_bytes=KEEP, stdin_open=True)
+        report = await real.begin(spec)
+        assert await until_said(real, spec, KEEP) == bytes(KEEP)
+        output = await real.executor.follow(spec.fence, stdout=KEEP, stderr=0)
+        assert output is not None
+        told = output.stdout.total_bytes
+        assert (output.stdout.data, output.stdout.kept_bytes) == (b"", KEEP)
+        assert KEEP < told <= 3 * KEEP
+        await real.executor.feed(spec.fence, b"\n", offset=None, end=False)
+        output = await real.executor.follow(spec.fence, stdout=told, stderr=0)
+        assert output is not None
+        assert (output.stdout.data, output.stderr.data) == (b"", b".\n"), "more of stdout is no news"
+        await real.executor.feed(spec.fence, b"\n", offset=None, end=False)
+        assert (await report).stdout.total_bytes == 4 * KEEP
+
+    async def test_a_question_that_is_withdrawn_or_whose_manager_is_gone_is_forgotten(self, tmp_path: Path) -> None:
+        async with a_bench(tmp_path, "unsafe-local") as bench:
+            spec = a_command("sh", "-c", "echo ready; read x; echo done", stdin_open=True)
+            report = await bench.begin(spec)
+            await until_said(bench, spec, 6)
+            for _ in range(100):
+                waiting = asyncio.ensure_future(bench.executor.follow(spec.fence, stdout=6, stderr=0))
+                await asyncio.sleep(0)
+                waiting.cancel()
+            await bench.executor.feed(spec.fence, b"\n", offset=None, end=False)
+            assert (await report).stdout.kept == b"ready\ndone\n"
+
+
+class TestFeed:
+    async def test_input_comes_after_the_first_and_ends_when_told(self, real: Bench) -> None:
+        spec = a_command("cat", stdin=b"first ", stdin_open=True)
+        report = await real.begin(spec)
+        await until_said(real, spec, 6)
+        fed = await real.executor.feed(spec.fence, b"then\xff", offset=0, end=True)
+        assert (fed.status, fed.offset) == ("taken", 5)
+        assert (await report).stdout.kept == b"first then\xff"
+
+    async def test_the_input_can_be_opened_by_its_name(self, real: Bench) -> None:
+        spec = a_command("sh", "-c", "echo ready; cat /dev/stdin", stdin_open=True)
+        report = await real.begin(spec)
+        await until_said(real, spec, 6)
+        await real.executor.feed(spec.fence, b"named", offset=None, end=True)
+        assert (await report).stdout.kept == b"ready\nnamed"
+
+    async def test_repeated_and_overlapping_input_is_given_once_and_a_gap_is_refused(self, real: Bench) -> None:
+        spec = a_command("cat", stdin_open=True)
+        report = await real.begin(spec)
+        for data, offset in ((b"abc", 0), (b"abc", 0), (b"cde", 2)):
+            assert (await real.executor.feed(spec.fence, data, offset=offset, end=False)).status == "taken"
+        fed = await real.executor.feed(spec.fence, b"x", offset=9, end=False)
+        assert (fed.status, fed.offset) == ("gap", 5)
+        for _ in range(2):
+            assert (await real.executor.feed(spec.fence, b"", offset=5, end=True)).status in ("taken", "absent")
+        assert (await report).stdout.kept == b"abcde"
+
+    async def test_a_program_that_does_not_read_is_given_a_bounded_amount(self, real: Bench) -> None:
+        spec = a_command("sleep", "30", stdin_open=True)
+        report = await real.begin(spec)
+        answers = [(await real.executor.feed(spec.fence, bytes(1 << 20), offset=None, end=False)) for _ in range(3)]
+        assert [fed.status for fed in answers[1:]] == ["full", "full"]
+        assert (await real.run(a_command("echo", "served"))).stdout.kept == b"served\n"
+        await real.executor.kill([spec.fence])
+        assert (await report).outcome == "cancelled"
+
+    async def test_one_that_closed_its_input_takes_no_more(self, real: Bench) -> None:
+        spec = a_command("sh", "-c", "exec <&-; echo closed; sleep 30", stdin_open=True)
+        report = await real.begin(spec)
+        await until_said(real, spec, 7)
+
+        async def is_closed() -> bool:
+            return (await real.executor.feed(spec.fence, b"x", offset=None, end=False)).status == "closed"
+
+        await eventually(is_closed)
+        await real.executor.kill([spec.fence])
+        await report
+
+    async def test_one_without_open_input_and_one_that_ended_take_none(self, real: Bench) -> None:
+        spec = a_command("sleep", "30")
+        report = await real.begin(spec)
+        assert (await real.executor.feed(spec.fence, b"x", offset=None, end=False)).status == "unopened"
+        await real.executor.kill([spec.fence])
+        await report
+        assert (await real.executor.feed(spec.fence, b"x", offset=None, end=False)).status == "absent"
+
+    async def test_no_file_stays_open_in_the_launcher(self, real: Bench) -> None:
+        environment = an_environment()
+        await real.run(a_command("true", environment=environment))
+        before = files_of(real)
+        for script in ("true", "cat", "exec <&-; sleep 0.01"):
+            spec = a_command("sh", "-c", script, environment=environment, stdin_open=True)
+            report = await real.begin(spec)
+            await real.executor.feed(spec.fence, b"x" * 200_000, offset=0, end=True)
+            await report
+        assert files_of(real) == before
+        await real.destroy(environment.id)
+
+
+class TestSimulated:
+    """It writes nothing and reads nothing, and says so as the others would."""
+
+    async def test_only_the_end_is_told(self) -> None:
+        executor = SimulatedExecutor()
+        bench = Bench(executor, await executor.connect())
+        spec = a_command("sleep", "0.05", stdin_open=True)
+        report = await bench.begin(spec)
+        assert (await executor.feed(spec.fence, b"abc", offset=None, end=False)).offset == 3
+        assert (await executor.feed(spec.fence, b"abc", offset=0, end=False)).offset == 3
+        output = await executor.follow(spec.fence, stdout=0, stderr=0)
+        assert output is not None
+        assert (output.ended, output.stdout.total_bytes) == (True, 0)
+        await report
+        await bench.close()
