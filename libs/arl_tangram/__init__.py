@@ -11,6 +11,7 @@ from arl_core.states import Outcome, State
 from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
 from arl_tangram.options import ExecOptions, exec_action
+from arl_tangram.streaming import Output, OutputEvent
 from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
 from arl_wire.errors import (
     DemandImpossible,
@@ -24,6 +25,7 @@ from arl_wire.errors import (
     Unavailable,
     ValidationFailed,
 )
+from arl_wire.output import OutputEnd, OutputRestart, OutputTruncated
 
 __all__ = [
     "Action",
@@ -37,7 +39,12 @@ __all__ = [
     "IdempotencyKeyReused",
     "NotFound",
     "Outcome",
+    "Output",
+    "OutputEnd",
+    "OutputEvent",
+    "OutputRestart",
     "OutputStream",
+    "OutputTruncated",
     "RequirementNotEnforced",
     "State",
     "SubmitAction",

@@ -11,10 +11,11 @@ from uuid import UUID
 
 import httpx
 
-from arl_tangram import operations
+from arl_tangram import operations, streaming
 from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Call, Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
+from arl_tangram.streaming import OutputEvent
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.keys import CreatedKey, CreateKey, Key
@@ -105,6 +106,17 @@ class Tangram:
     def cancel(self, id: UUID) -> Action:
         """Ask for its end. A settled action is returned as it is."""
         return self._run(operations.cancel(id, patience_s=self._patience_s))
+
+    def stream(self, id: UUID) -> Iterator[OutputEvent]:
+        """Its output as it is written, and its end. A broken connection is made anew, and nothing comes twice."""
+        return streaming.follow(self._http, id, patience_s=self._patience_s)
+
+    def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
+        """Give an action that was submitted with `stdin_open` something to read, once it runs and only once.
+
+        What comes back is the `offset` of what comes next; `end`: nothing does. Raises `Conflict` after its end.
+        """
+        return self._run(streaming.send_input(id, content, end=end, offset=offset, patience_s=self._patience_s))
 
     def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
         """Write files into a trajectory's environment, making it if there is none yet."""
@@ -249,6 +261,12 @@ class AsyncTangram:
 
     async def cancel(self, id: UUID) -> Action:
         return await self._run(operations.cancel(id, patience_s=self._patience_s))
+
+    def stream(self, id: UUID) -> AsyncIterator[OutputEvent]:
+        return streaming.follow_async(self._http, id, patience_s=self._patience_s)
+
+    async def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
+        return await self._run(streaming.send_input(id, content, end=end, offset=offset, patience_s=self._patience_s))
 
     async def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
         operations.expect_ok(await self.run(file_action(task, trajectory, files=files)))

@@ -39,12 +39,14 @@ __all__ = [
     "Pause",
     "Reply",
     "WaitTimeout",
+    "answered",
     "cancel",
     "create_environment",
     "create_key",
     "end_environment",
     "end_trajectory",
     "environment",
+    "error_of",
     "expect_ok",
     "fetched_files",
     "get",
@@ -142,7 +144,7 @@ def submit(action: SubmitAction, *, wait_s: float, patience_s: float) -> Operati
         headers={"idempotency-key": uuid4().hex},
         timeout_s=wait_s + REPLY_MARGIN_S,
     )
-    return Action.model_validate_json((yield from _answered(call, patience_s)))
+    return Action.model_validate_json((yield from answered(call, patience_s)))
 
 
 def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operation[list[UUID]]:
@@ -173,7 +175,7 @@ def _submit_batch(
     )
     waited, pause = 0.0, FIRST_PAUSE_S
     while True:
-        items = BatchAccepted.model_validate_json((yield from _answered(call, patience_s))).items
+        items = BatchAccepted.model_validate_json((yield from answered(call, patience_s))).items
         later = any(item.problem is not None and item.problem.status in RETRY_STATUS for item in items)
         if not later or waited >= patience_s:
             return items
@@ -226,22 +228,22 @@ def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float)
 def get(id: UUID, *, wait_s: float, patience_s: float) -> Operation[Action]:
     query = {"wait": wait_s} if wait_s else None
     call = Call(method="GET", path=f"/v1/actions/{id}", query=query, timeout_s=wait_s + REPLY_MARGIN_S)
-    return Action.model_validate_json((yield from _answered(call, patience_s)))
+    return Action.model_validate_json((yield from answered(call, patience_s)))
 
 
 def list_actions(query: Mapping[str, str | int], *, patience_s: float) -> Operation[ActionPage]:
     call = Call(method="GET", path="/v1/actions", query=query)
-    return ActionPage.model_validate_json((yield from _answered(call, patience_s)))
+    return ActionPage.model_validate_json((yield from answered(call, patience_s)))
 
 
 def cancel(id: UUID, *, patience_s: float) -> Operation[Action]:
     call = Call(method="DELETE", path=f"/v1/actions/{id}")
-    return Action.model_validate_json((yield from _answered(call, patience_s)))
+    return Action.model_validate_json((yield from answered(call, patience_s)))
 
 
 def end_trajectory(task: str, trajectory: str, *, patience_s: float) -> Operation[None]:
     call = Call(method="DELETE", path=f"/v1/trajectories/{quote(trajectory, safe='')}", query={"task": task})
-    yield from _answered(call, patience_s)
+    yield from answered(call, patience_s)
 
 
 def create_environment(wanted: CreateEnvironment, *, patience_s: float) -> Operation[Environment]:
@@ -256,14 +258,14 @@ def create_environment(wanted: CreateEnvironment, *, patience_s: float) -> Opera
             headers=headers,
             timeout_s=WAIT_CHUNK_S + REPLY_MARGIN_S,
         )
-        answer = json.loads((yield from _answered(call, patience_s)))
+        answer = json.loads((yield from answered(call, patience_s)))
         if "state" in answer and answer["state"] in list(EnvironmentState):
             return Environment.model_validate(answer)
 
 
 def environment(id: UUID, *, patience_s: float) -> Operation[Environment]:
     call = Call(method="GET", path=f"/v1/environments/{id}")
-    return Environment.model_validate_json((yield from _answered(call, patience_s)))
+    return Environment.model_validate_json((yield from answered(call, patience_s)))
 
 
 def list_environments(query: Mapping[str, str | int], *, patience_s: float) -> Operation[list[Environment]]:
@@ -272,18 +274,18 @@ def list_environments(query: Mapping[str, str | int], *, patience_s: float) -> O
 
 
 def end_environment(id: UUID, *, patience_s: float) -> Operation[None]:
-    yield from _answered(Call(method="DELETE", path=f"/v1/environments/{id}"), patience_s)
+    yield from answered(Call(method="DELETE", path=f"/v1/environments/{id}"), patience_s)
 
 
 def nodes(*, patience_s: float) -> Operation[NodeList]:
     call = Call(method="GET", path="/v1/admin/nodes")
-    return NodeList.model_validate_json((yield from _answered(call, patience_s)))
+    return NodeList.model_validate_json((yield from answered(call, patience_s)))
 
 
 def create_key(wanted: CreateKey) -> Operation[CreatedKey]:
     """Sent once: a second try could not show the key that the first one made."""
     call = Call(method="POST", path="/v1/admin/keys", body=wanted)
-    return CreatedKey.model_validate_json((yield from _answered(call, 0.0)))
+    return CreatedKey.model_validate_json((yield from answered(call, 0.0)))
 
 
 def list_keys(*, patience_s: float) -> Operation[list[Key]]:
@@ -293,7 +295,7 @@ def list_keys(*, patience_s: float) -> Operation[list[Key]]:
 
 def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
     call = Call(method="DELETE", path=f"/v1/admin/keys/{id}")
-    return Key.model_validate_json((yield from _answered(call, patience_s)))
+    return Key.model_validate_json((yield from answered(call, patience_s)))
 
 
 def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
@@ -304,7 +306,7 @@ def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
 def limit_queue(task: str, max_queued: int | None, *, patience_s: float) -> Operation[Queue]:
     path = f"/v1/admin/queues/{quote(task, safe='')}"
     call = Call(method="PATCH", path=path, body=ChangeQueue(max_queued=max_queued), send_null=True)
-    return Queue.model_validate_json((yield from _answered(call, patience_s)))
+    return Queue.model_validate_json((yield from answered(call, patience_s)))
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:
@@ -326,7 +328,7 @@ def _wait_once(
 ) -> Generator[Call | Pause, Reply | None, WaitResponse]:
     body = WaitRequest(ids=list(ids), until=until, timeout_s=chunk)
     call = Call(method="POST", path="/v1/actions:wait", body=body, timeout_s=chunk + REPLY_MARGIN_S)
-    answer = WaitResponse.model_validate_json((yield from _answered(call, patience_s)))
+    answer = WaitResponse.model_validate_json((yield from answered(call, patience_s)))
     if answer.unknown:
         raise error_from(
             Problem(title="Not found", status=404, code="not_found", detail=f"unknown actions: {_some(answer.unknown)}")
@@ -338,14 +340,14 @@ def _all_pages(path: str, query: Mapping[str, str | int], page: type[Any], patie
     found: list[Any] = []
     asked: dict[str, str | int] = {**query, "limit": 1000}
     while True:
-        read = page.model_validate_json((yield from _answered(Call(method="GET", path=path, query=asked), patience_s)))
+        read = page.model_validate_json((yield from answered(Call(method="GET", path=path, query=asked), patience_s)))
         found += read.items
         if read.next_cursor is None:
             return found
         asked["cursor"] = read.next_cursor
 
 
-def _answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | None, bytes]:
+def answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | None, bytes]:
     """The body of a 2xx answer. No answer, and answers that ask to come back, are tried again for `patience_s`."""
     waited, pause = 0.0, FIRST_PAUSE_S
     while True:
@@ -355,17 +357,17 @@ def _answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | 
         if 200 <= reply.status < 300:
             return reply.content
         if reply.status and reply.status not in RETRY_STATUS:
-            raise _error(reply)
+            raise error_of(reply)
         waited += reply.elapsed_s
         if waited >= patience_s:
-            raise _error(reply)
+            raise error_of(reply)
         seconds = max(pause * random.uniform(0.5, 1.0), reply.retry_after_s or 0.0)
         yield Pause(seconds)
         waited += seconds
         pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
-def _error(reply: Reply) -> TangramError:
+def error_of(reply: Reply) -> TangramError:
     if reply.status == 0:
         return Unavailable(f"the gateway does not answer: {reply.content.decode()}")
     try:

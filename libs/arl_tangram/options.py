@@ -30,6 +30,8 @@ class ExecOptions(TypedDict, total=False):
     template: str
     """What the environment begins with: `host`, or an image imported by `tangram templates import`."""
     stdin: str
+    stdin_open: bool
+    """It stays open after `stdin`, for `send_input`."""
     env: Mapping[str, str]
     cwd: str
     files: Mapping[str, bytes | str]
@@ -54,8 +56,8 @@ class ExecOptions(TypedDict, total=False):
 
 _DEMAND = ("memory_mib", "disk_mib", "pids")
 _FLAT = (
-    "task", "trajectory", "step", "source", "stdin", "env", "cwd", "timeout_s", "priority", "deadline_s", "retries",
-    "idempotent", "labels",
+    "task", "trajectory", "step", "source", "stdin", "stdin_open", "env", "cwd", "timeout_s", "priority",
+    "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What an action writes while it runs, as events, and what it is given to read."""
 
+from base64 import b64decode
 from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -19,6 +20,9 @@ class OutputChunk(BaseModel):
     offset: int = Field(description="Of the first byte in its stream")
     text: str = Field(description="UTF-8; bytes that are not are written as \\xNN")
     base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
+
+    def content(self) -> bytes:
+        return b64decode(self.base64) if self.base64 is not None else self.text.encode()
 
 
 class OutputTruncated(BaseModel):

@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+import signal
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
+from arl_tangram import AsyncTangram, NotFound, Output, OutputEnd, OutputEvent, Tangram
 from support.postgres import Databases
-from support.system import System, running_system
+from support.system import API_KEY, System, running_system
 
 STRANGER = "tk_" + "s" * 32
 MIB = 1 << 20
@@ -275,6 +277,49 @@ class TestOutput:
             await stream.to_the_end()
         assert [event.name for event in stream.seen] == ["restart", "stdout", "end"]
         assert stream.content("stdout") == b"mine\n"
+
+
+class TestClient:
+    async def test_it_streams_and_sends_and_rides_out_a_restart_of_the_gateway(
+        self, system: System, api: httpx.AsyncClient
+    ) -> None:
+        async with AsyncTangram(system.url, API_KEY) as tangram:
+            id = UUID(await submitted(api, ECHO, stdin_open=True))
+            seen, sent = b"", 0
+            async for event in tangram.stream(id):
+                if isinstance(event, Output) and event.stream == "stdout":
+                    assert event.offset == len(seen)
+                    seen += event.data
+                if seen == b"ready\n" and sent == 0:
+                    system.kill("gateway", signal.SIGTERM)
+                    await system.start("gateway")
+                    sent = await tangram.send_input(id, "ä\u2028\n")
+                if seen.endswith("\u2028\n".encode()) and sent == 6:
+                    sent = await tangram.send_input(id, b"\xff\n", offset=sent, end=True)
+        assert isinstance(event, OutputEnd)
+        assert (event.outcome, sent) == ("ok", 8)
+        assert seen == "ready\ngot ä\u2028\n".encode() + b"got \xff\nover\n"
+
+    async def test_the_blocking_one_does_the_same(self, system: System) -> None:
+        def follow() -> list[OutputEvent]:
+            with Tangram(system.url, API_KEY) as tangram:
+                action = tangram.submit(
+                    task="t", argv=["sh", "-c", ECHO], stdin_open=True, memory_mib=64, disk_mib=8, cpu=0.1
+                )
+                tangram.send_input(action.id, "one\n", end=True)
+                return list(tangram.stream(action.id))
+
+        seen = await asyncio.to_thread(follow)
+        stdout = b"".join(event.data for event in seen if isinstance(event, Output) and event.stream == "stdout")
+        assert stdout == b"ready\ngot one\nover\n"
+        assert isinstance(seen[-1], OutputEnd)
+
+    async def test_what_is_not_there_is_raised(self, system: System) -> None:
+        async with AsyncTangram(system.url, API_KEY) as tangram:
+            with pytest.raises(NotFound):
+                await anext(aiter(tangram.stream(uuid4())))
+            with pytest.raises(NotFound):
+                await tangram.send_input(uuid4(), "x")
 
 
 async def send_when_it_reads(api: httpx.AsyncClient, id: str) -> None:

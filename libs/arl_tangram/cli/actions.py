@@ -1,4 +1,4 @@
-"""`submit`, `get` and `cancel`: one action from a terminal."""
+"""`submit`, `output`, `get` and `cancel`: one action from a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -24,8 +24,10 @@ from arl_tangram.cli.state import DirOption
 from arl_tangram.client import Tangram
 from arl_tangram.connection import resolve
 from arl_tangram.options import ExecOptions
+from arl_tangram.streaming import Output
 from arl_wire.actions import Action
 from arl_wire.errors import Conflict, Forbidden, NotFound, TangramError, Unauthenticated, Unavailable, Unprocessable
+from arl_wire.output import OutputRestart, OutputTruncated
 
 __all__ = ["connected", "register"]
 
@@ -35,6 +37,7 @@ PATIENCE_S = 10.0
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(submit)
+    app.command()(output)
     app.command()(get)
     app.command()(cancel)
 
@@ -51,6 +54,7 @@ def submit(
     timeout_s: Annotated[float, typer.Option(help="Of the execution, not of the queue.")] = 300.0,
     file: Annotated[list[Path] | None, typer.Option(help="Put this file into the working directory.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Print the id and return.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what it prints while it prints it.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Run one action and show what it printed. Exit code 0 only for the outcome `ok`."""
@@ -65,8 +69,17 @@ def submit(
         options["template"] = template
     options["files"] = {path.name: _read(path) for path in file or []}
     with connected(directory) as tangram:
-        action = tangram.submit(**options) if no_wait else tangram.run(**options)
+        action = tangram.submit(**options) if no_wait or follow else tangram.run(**options)
+        if follow:
+            _follow(tangram, action.id)
+            return
     _show(action, output)
+
+
+def output(directory: DirOption, id: Annotated[UUID, typer.Argument(help="Id of an action.")]) -> None:
+    """Show what an action printed and goes on printing, until its end. Exit code 0 only for the outcome `ok`."""
+    with connected(directory) as tangram:
+        _follow(tangram, id)
 
 
 def get(
@@ -110,11 +123,33 @@ def connected(directory: Path) -> Iterator[Tangram]:
         fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id else ""))
 
 
+def _follow(tangram: Tangram, id: UUID) -> None:
+    for event in tangram.stream(id):
+        match event:
+            case Output(stream="stdout"):
+                sys.stdout.buffer.write(event.data)
+                sys.stdout.buffer.flush()
+            case Output():
+                sys.stderr.buffer.write(event.data)
+                sys.stderr.buffer.flush()
+            case OutputTruncated():
+                stderr.print(f"{event.stream} truncated: {event.kept_bytes} bytes are kept", markup=False)
+            case OutputRestart():
+                stderr.print("another attempt begins", markup=False)
+    action = tangram.get(id)
+    _show_end(action)
+    _exit_unless_ok(action)
+
+
 def _show(action: Action, output: Format) -> None:
     if output is Format.JSON:
         sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
     else:
         _show_text(action)
+    _exit_unless_ok(action)
+
+
+def _exit_unless_ok(action: Action) -> None:
     if action.settled_at is not None and action.outcome is not Outcome.OK:
         raise typer.Exit(EXIT_FAILED)
 
@@ -130,7 +165,11 @@ def _show_text(action: Action) -> None:
                 stderr.print(f"{name} truncated: {stream.total_bytes} bytes in all", markup=False)
     if action.settled_at is None:
         stdout.print(f"{action.id} {action.state}", markup=False)
-        return
+    else:
+        _show_end(action)
+
+
+def _show_end(action: Action) -> None:
     times = action.times
     detail = f" ({action.reason})" if action.reason else ""
     message = f": {action.message}" if action.message else ""
