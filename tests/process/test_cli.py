@@ -32,6 +32,15 @@ class TestSubmit:
         assert done.stderr.startswith("err\n")
         assert "ok" in done.stderr
 
+    def test_follows_what_is_printed_now_or_later(self, machine: Machine) -> None:
+        done = machine.cli("submit", "--follow", "--", "sh", "-c", "echo out; echo err >&2; exit 3", check=False)
+        id = done.stderr.splitlines()[-1].partition(" ")[0]
+        again = machine.cli("output", id, check=False)
+        for shown in (done, again):
+            assert (shown.stdout, shown.returncode) == ("out\n", 1)
+            assert shown.stderr.startswith("err\n")
+            assert "user_error" in shown.stderr
+
     def test_runs_a_python_program_from_standard_input(self, machine: Machine) -> None:
         assert machine.cli("submit", "--source", "-", stdin="print(6 * 7)").stdout == "42\n"
 
