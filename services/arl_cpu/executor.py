@@ -49,7 +49,7 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSpec:
-    """One attempt. At most one of `argv` and `source` is set; without both only files are moved.
+    """One attempt. At most one of `argv`, `source` and `session` is set; without them only files are moved.
 
     Then `env` is what every later attempt in the environment gets, too.
     """
@@ -72,6 +72,9 @@ class ExecSpec:
     amounts_seq: int = 0
     stdin_open: bool = False
     """After `stdin` comes what `feed` brings."""
+    session: str | None = None
+    """The name of a shell that stays open in the environment; it runs `command`, with stdout for all it shows."""
+    command: str | None = None
     output_keep_bytes: int = 1 << 20
     output_kill_bytes: int = 64 << 20
 

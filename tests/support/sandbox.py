@@ -80,6 +80,10 @@ def a_program(source: str, **changes: Any) -> ExecSpec:
     return _an_attempt(source=source, **changes)
 
 
+def a_session_command(session: str, command: str, **changes: Any) -> ExecSpec:
+    return _an_attempt(session=session, command=command, **changes)
+
+
 def _an_attempt(**changes: Any) -> ExecSpec:
     defaults: dict[str, Any] = {
         "fence": Fence(uuid4(), 1),

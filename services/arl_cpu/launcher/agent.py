@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import subprocess
+import termios
 import time
 from typing import NoReturn
 
@@ -136,6 +137,9 @@ class _Agent:
             self._start(*files)
         elif message["op"] == "kill" and self._action is not None:
             self._kill(self._action)
+        elif message["op"] == "finish" and self._action is not None:
+            action, self._action = self._action, None
+            self._finish(action, status=0, peak_kib=0)
         return True
 
     def _start(self, payload: int, *stdio: int) -> None:
@@ -168,7 +172,11 @@ class _Agent:
         # The kernel's choice among processes of this environment must fall on the action, not on the agent.
         self._set_oom_score(_OOM_FIRST)
         try:
-            if order.mode == "source" and self._setup.is_host:
+            if order.mode == "watch":
+                pass
+            elif order.mode == "session":
+                _spawn_session(order, stdio, self._walls)
+            elif order.mode == "source" and self._setup.is_host:
                 action.pid = _fork_source(order, stdio, self._walls)
             elif order.mode == "source":
                 action.pid = _spawn_interpreter(order, payload, stdio)
@@ -181,8 +189,11 @@ class _Agent:
             return
         finally:
             self._set_oom_score(_OOM_LAST)
-        self._action = action
         self._channel.send({"op": "started"})
+        if order.mode == "session":
+            self._finish(action, status=0, peak_kib=0)
+        else:
+            self._action = action
 
     def _set_oom_score(self, score: bytes) -> None:
         with contextlib.suppress(PermissionError):  # a host may have set a higher floor
@@ -255,6 +266,8 @@ class _Agent:
             if time.monotonic() > deadline + _DEATH_S:
                 return  # the launcher's next stage ends the whole environment
             time.sleep(_LOOK_AGAIN_S)
+        if action.order.mode == "watch" and not self._setup.has_cgroup:
+            self._walls.signal_all(signal.SIGCONT)  # what was there before has to tell how it ended
 
     def _watch(self, action: "_Action") -> None:
         action.exceeded = action.exceeded or self._walls.exceeded()
@@ -348,6 +361,28 @@ def _fork_source(order: Order, stdio: tuple[int, ...], walls: Walls) -> int:
             run_source(source, order.env)
         finally:
             os._exit(1)
+    return pid
+
+
+def _spawn_session(order: Order, files: tuple[int, ...], walls: Walls) -> int:
+    """By fork: a controlling terminal is taken in the process that shall have it."""
+    program = _program(order.argv[0], order.env.get("PATH", os.defpath))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            for ours in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(ours, signal.SIG_DFL)
+            os.setsid()
+            os.chdir(order.cwd)
+            for number, fd in enumerate(files):
+                os.dup2(fd, number)
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            walls.enter()
+            os.closerange(len(files), os.sysconf("SC_OPEN_MAX"))
+            os.execve(program, order.argv, order.env)  # noqa: S606
+        finally:
+            os._exit(_NOT_EXECUTABLE)
     return pid
 
 

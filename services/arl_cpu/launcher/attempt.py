@@ -46,9 +46,12 @@ class Capture:
             data = os.read(self.read_end, _READ_BYTES) if self.is_open else b""
         except BlockingIOError:
             return None
+        self.take(data)
+        return len(data)
+
+    def take(self, data: bytes) -> None:
         self._kept += data[: self._keep_bytes - len(self._kept)]
         self.total_bytes += len(data)
-        return len(data)
 
     def stream(self) -> Stream:
         return Stream(bytes(self._kept), self.total_bytes)
@@ -117,7 +120,8 @@ class Attempt:
         self.stdout = Capture(spec.output_keep_bytes)
         self.stderr = Capture(spec.output_keep_bytes)
         self.followers = Followers(self.stdout.portion, self.stderr.portion)
-        self.feed = Feed(spec.stdin) if spec.stdin_open else None
+        is_typed = spec.session is not None
+        self.feed = Feed(spec.stdin, is_typed=is_typed) if spec.stdin_open or (is_typed and spec.stdin) else None
         self.started_at: float | None = None
         self.others_bytes = 0
         """Written meanwhile by what earlier actions left behind: reading it costs as much."""
@@ -156,6 +160,11 @@ class Attempt:
         if taken:
             self.followers.tell()
         return taken
+
+    def took(self, data: bytes) -> None:
+        """Somebody else has read it."""
+        self.stdout.take(data)
+        self.followers.tell()
 
     def finish(self) -> None:
         """Take everything written so far: the writers are dead or frozen, so this ends. Nobody reads input any more."""

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Channel", "as_file"]
+__all__ = ["Channel", "as_file", "content_of"]
 
 _MAX_PACKET = 64 << 10
 _MAX_FILES = 8
@@ -50,3 +50,11 @@ def as_file(content: bytes) -> int:
     os.lseek(file, 0, os.SEEK_SET)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
     return file
+
+
+def content_of(file: int, size: int) -> bytes:
+    """At most so much of it."""
+    content = bytearray()
+    while len(content) < size and (data := os.pread(file, size - len(content), len(content))):
+        content += data
+    return bytes(content)

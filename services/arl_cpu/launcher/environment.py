@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -16,17 +16,20 @@ from . import interpreter, workdir
 from .attempt import Attempt, Capture, Cause
 from .cells import Cell, Host, Owner, Pool
 from .cgroups import Usage
+from .channel import content_of
 from .mounts import WORKSPACE
 from .native import AUTO, PYTHON
 from .ordering import host_variables, order_for
+from .orders import Order
 from .processes import Process, pin
+from .shells import Shells
 from .templating import variables_of
 from .walls import Setup
 
 __all__ = ["Environment"]
 
 _SETUP_LIMIT_S = 30.0
-_KILL_STAGE_S = 3.0
+_INTERRUPT_STAGE_S, _KILL_STAGE_S = 0.2, 3.0
 _FREEZE_LIMIT_S, _FREEZE_LOOK_S = 2.0, 0.0001
 _AGENT_PROCESSES, _NATIVE_PROCESSES = 1, 2
 """Beside those of actions: the agent, and the interpreter that the one in C may start."""
@@ -63,6 +66,7 @@ class Environment:
         # For a single source the agent in Python forks itself, where the one in C would have to start an interpreter.
         forks_itself = runs_source and spec.scope == "ephemeral" and template is None and host.agents == AUTO
         self._is_native = host.agents != PYTHON and not forks_itself
+        self._shells = Shells(host.loop, self._send_order, lambda: self._tell({"op": "finish"}), self._show)
         self._pool = pool
         self._take(pool.take if template is None else partial(pool.take_new, template=template))
 
@@ -80,12 +84,18 @@ class Environment:
         if attempt is None or attempt.cause is not None or attempt.ended is not None:
             return
         attempt.cause = cause
-        if self._is_ready:
-            self._hasten(attempt.given)
-            self._tell({"op": "kill"})
-            attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._cell.kill)
-        else:
+        if not self._is_ready:
             self.end()
+        elif self._shells.interrupt():
+            attempt.set_timer(self._host.loop, _INTERRUPT_STAGE_S, partial(self._kill, attempt))
+        else:
+            self._kill(attempt)
+
+    def _kill(self, attempt: Attempt) -> None:
+        self._hasten(attempt.given)
+        self._tell({"op": "kill"})
+        attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._cell.kill)
+        self._shells.killed()
 
     def resize(self, resize: Resize) -> bool:
         """Whether the attempt has this now, or a later one. One that has not started yet starts with it.
@@ -206,7 +216,7 @@ class Environment:
                 self._started(self.attempt)
             case "file" if self.attempt is not None:
                 path = self.attempt.spec.fetch[message["number"]]
-                self.attempt.files[path] = _content(files[0], message["size"])
+                self.attempt.files[path] = content_of(files[0], message["size"])
             case "exited" if self.attempt is not None:
                 self._exited(self.attempt, message)
 
@@ -239,8 +249,15 @@ class Environment:
         spec = attempt.spec
         if spec.argv is None and spec.source is None and spec.env:
             self._variables = dict(spec.env)
-        payload = order_for(spec, self._workspace(), self._given_variables(), self._variables).pack()
+        order = order_for(spec, self._workspace(), self._given_variables(), self._variables)
         host_id = self._cell.host_id
+        attempt.started_at = time.monotonic()
+        if spec.session is not None:
+            self._has_left_behind = True
+            for capture in attempt.captures:
+                capture.close()  # there is the terminal instead
+            self._shells.begin(attempt, order, host_id)
+            return
         stdin = attempt.stdin(self._host.loop, host_id)
         try:
             for capture in attempt.captures:
@@ -248,13 +265,18 @@ class Environment:
                     os.fchown(capture.write_end, host_id, -1)  # so that /dev/stdout can be opened inside
                 self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
-            attempt.started_at = time.monotonic()
-            self._cell.channel.send({"op": "start"}, [payload, stdin, *ends])
+            self._send_order(order, [stdin, *ends])
         finally:
-            os.close(payload)
             os.close(stdin)
         for capture in attempt.captures:
             capture.close_write_end()
+
+    def _send_order(self, order: Order, files: Sequence[int]) -> None:
+        payload = order.pack()
+        try:
+            self._cell.channel.send({"op": "start"}, [payload, *files])
+        finally:
+            os.close(payload)
 
     def _given_variables(self) -> Mapping[str, str]:
         workspace = self._workspace()
@@ -270,6 +292,14 @@ class Environment:
     def _started(self, attempt: Attempt) -> None:
         if attempt.cause is None:
             attempt.set_timer(self._host.loop, attempt.spec.timeout_s, lambda: self.stop("timeout"))
+        self._shells.started()
+
+    def _show(self, data: bytes) -> None:
+        """What a session's terminal shows."""
+        if (attempt := self.attempt) is not None:
+            attempt.took(data)
+            if attempt.is_over_output():
+                self.stop("output")
 
     def _read(self, attempt: Attempt, capture: Capture) -> None:
         if attempt.read(capture) == 0:
@@ -278,6 +308,8 @@ class Environment:
             self.stop("output")
 
     def _exited(self, attempt: Attempt, message: dict[str, Any]) -> None:
+        if self._shells.goes_on(message):
+            return
         if message.pop("no_interpreter", False):
             message["refused"] = interpreter.MISSING
         attempt.ended = message
@@ -308,6 +340,8 @@ class Environment:
         peak_kib = self._cell.group.peak_kib()
         self._has_left_behind |= bool(attempt.ended and attempt.ended.get("left_behind"))
         for capture in attempt.captures:
+            if not capture.is_open:
+                continue
             self._host.loop.unwatch(capture.read_end)
             if attempt.ended and attempt.ended.get("left_behind") and not lost:
                 self._keep_open(capture)
@@ -359,16 +393,10 @@ class Environment:
         self._cell.remove(self._removed)
 
     def _removed(self) -> None:
+        self._shells.close()
         for capture in self._left_open:
             self._host.loop.unwatch(capture.read_end)
             capture.close()
         if self._template is not None:
             self._template.close()
         self._on_gone(self, self._loss)
-
-
-def _content(file: int, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size and (data := os.pread(file, size - len(content), len(content))):
-        content += data
-    return bytes(content)

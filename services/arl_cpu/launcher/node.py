@@ -88,7 +88,9 @@ class Node:
         """Give a running attempt input, all or nothing."""
         if (attempt := self._attempt(fence)) is None:
             return Fed("absent")
-        return attempt.feed.take(data, offset=offset, end=end) if attempt.feed is not None else Fed("unopened")
+        if attempt.feed is None or not attempt.spec.stdin_open:
+            return Fed("unopened")
+        return attempt.feed.take(data, offset=offset, end=end)
 
     def kill(self, fences: Iterable[Fence]) -> None:
         for fence in fences:

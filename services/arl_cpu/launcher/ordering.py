@@ -39,6 +39,8 @@ def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
 
 
 def _mode_of(spec: ExecSpec) -> Mode:
+    if spec.session is not None:
+        return "watch"
     if spec.argv is not None:
         return "run"
     return "source" if spec.source is not None else "files"

@@ -20,7 +20,11 @@ class Order:
     """In the file: each field in this order as a count and its items, an item as its length, its bytes and a zero."""
 
     mode: Mode
-    """`run` starts `argv`; `source` runs `source` by the interpreter that `argv` starts; `files` starts nothing."""
+    """`run` starts `argv`; `source` runs `source` by the interpreter that `argv` starts; `files` starts nothing.
+
+    `session` starts `argv` with all the files beside it as 0, 1, 2 …, the first its controlling terminal, and leaves it
+    behind at once. `watch` starts nothing and lasts until `finish`: whatever comes meanwhile is the action's.
+    """
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""

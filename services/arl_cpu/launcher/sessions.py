@@ -1,0 +1,212 @@
+"""Shells that stay open between actions: each has a terminal, is given commands, and tells how they ended."""
+
+import fcntl
+import os
+import secrets
+import signal
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from .feeding import Feed
+from .loop import Loop, Timer
+
+__all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "Session"]
+
+# Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
+# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes `NUMBER:STATUS` to file 4, `x:STATUS` at its
+# end. Commands get neither file. Ended jobs are forgotten, so that the next one is %1.
+_READ_COMMANDS = r"""[ "${__tangram+x}" ] && printf '%s:130\0' "${__tangram%% *}" >&4
+export -n PROMPT_COMMAND; unset HISTFILE; trap 'printf "x:%d\0" $? >&4' EXIT
+while IFS= read -r -d '' -u 3 __tangram; do
+eval "${__tangram#* }" 3<&- 4>&-
+printf '%s:%d\0' "${__tangram%% *}" $? >&4; jobs >/dev/null; unset __tangram
+done; exit"""
+ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
+VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
+NO_SHELL = "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
+KILLED = int(signal.SIGKILL)
+"""The wait status of what did not end by itself."""
+
+_GET_PEER = 0x5441
+_READ_BYTES = 64 << 10
+_DRAIN_LIMIT_S = 0.2
+_ROWS_AND_COLUMNS = (50, 200)
+
+
+class Session:
+    """One shell. Its command's output is everything that the terminal shows from its beginning to its end."""
+
+    def __init__(self, loop: Loop, owner: int | None) -> None:
+        self._loop = loop
+        self._terminal, self._shells_end = os.openpty()
+        os.set_blocking(self._terminal, False)
+        # Ours is another file than the shell's, which has to block.
+        self._peer = fcntl.ioctl(self._terminal, _GET_PEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._modes = _modes_of(self._peer)
+        termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
+        if owner is not None:
+            os.fchown(self._shells_end, owner, -1)  # so that /dev/stdout can be opened inside
+        self._commands = Feed()
+        self._commands_end = self._commands.open(loop, None)
+        self._statuses, self._status_end = os.pipe()
+        os.set_blocking(self._statuses, False)
+        self.is_open = True
+        self._has_exited = False
+        self._number = 0
+        self._heard = b""
+        self._ended: Callable[[int], None] | None = None
+        self._show: Callable[[bytes], None] = _nobody
+        self._feed: Feed | None = None
+        self._mark = b""
+        self._mark_to_write = b""
+        self._tail = b""
+        self._status: int | None = None
+        self._limit: Timer | None = None
+
+    @property
+    def ends(self) -> list[int]:
+        """What the shell gets as its files 0 to 4."""
+        return [self._shells_end] * 3 + [self._commands_end, self._status_end]
+
+    def handed_over(self) -> None:
+        """The shell has its own copies."""
+        for file in (self._shells_end, self._commands_end, self._status_end):
+            if file >= 0:
+                os.close(file)
+        self._shells_end = self._commands_end = self._status_end = -1
+
+    def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
+        """`ended` is called once, with a wait status, after the last output was shown."""
+        self._number += 1
+        self._show, self._ended, self._feed, self._status = show, ended, feed, None
+        termios.tcflush(self._peer, termios.TCIFLUSH)
+        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes)
+        self._loop.watch(self._terminal, self._read)
+        self._loop.watch(self._statuses, self._hear)
+        if feed is not None:
+            feed.type_into(self._terminal, self._loop)
+        text = f"{self._number} {command}".encode(errors="surrogatepass")
+        self._commands.take(text + b"\0", offset=None, end=False)
+
+    def has_died(self) -> bool:
+        """Between two commands."""
+        self._take_statuses()
+        return self._has_exited
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does, also where a program has turned that off."""
+        with suppress(OSError):
+            if (group := os.tcgetpgrp(self._terminal)) > 1:
+                os.killpg(group, signal.SIGINT)
+
+    def give_up(self) -> None:
+        """The shell does not answer: end the command without it, and the session."""
+        if self._ended is not None and self._status is None:
+            self._status = KILLED
+            self.close()
+
+    def close(self) -> None:
+        """The shell is hung up on. A command that runs has ended with what is known."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._stop_watching()
+        self._commands.close()
+        self.handed_over()
+        for file in (self._terminal, self._peer, self._statuses):
+            os.close(file)
+        self._tell_end()
+
+    def _hear(self) -> None:
+        self._take_statuses()
+        if self._has_exited and self._status is None:
+            self._status = KILLED
+        if self._status is not None and not self._mark:
+            self._begin_to_drain()
+
+    def _take_statuses(self) -> None:
+        try:
+            said = os.read(self._statuses, _READ_BYTES)
+        except BlockingIOError:
+            return
+        *whole, self._heard = (self._heard + said).split(b"\0")
+        for each in whole:
+            number, _, status = each.partition(b":")
+            if number in (b"x", b"%d" % self._number) and status.isdigit():
+                self._status = (int(status) & 0xFF) << 8
+                self._has_exited |= number == b"x"
+        # Only the shell has the other end.
+        self._has_exited |= not said
+
+    def _begin_to_drain(self) -> None:
+        """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
+        self._mark = self._mark_to_write = secrets.token_hex(16).encode()
+        self._loop.unwatch(self._statuses)
+        self._limit = self._loop.after(_DRAIN_LIMIT_S, self._drained)
+        self._read()
+
+    def _read(self) -> None:
+        self._write_mark()
+        try:
+            data = self._tail + os.read(self._terminal, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drained()
+            return
+        self._tail = b""
+        if not self._mark:
+            self._show(data)
+            return
+        shown, mark, _ = data.partition(self._mark)
+        if mark:
+            self._show(shown)
+            self._drained()
+            return
+        kept = min(len(self._mark) - 1, len(data))
+        self._tail = data[len(data) - kept :]
+        self._show(data[: len(data) - kept])
+
+    def _write_mark(self) -> None:
+        """Where output stands still, or is in the way, the time limit ends it."""
+        if self._mark_to_write:
+            with suppress(OSError):
+                self._mark_to_write = self._mark_to_write[os.write(self._peer, self._mark_to_write) :]
+
+    def _drained(self) -> None:
+        if self._tail:
+            self._show(self._tail)
+        self._stop_watching()
+        if self._has_exited:
+            self.close()
+        self._tell_end()
+
+    def _stop_watching(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        if self._feed is not None:
+            self._feed.close()
+        self._loop.unwatch(self._terminal)
+        self._loop.unwatch(self._statuses)
+        self._mark = self._mark_to_write = self._tail = b""
+        self._limit = self._feed = None
+
+    def _tell_end(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(KILLED if self._status is None else self._status)
+
+
+def _nobody(_data: bytes) -> None:
+    """Between two commands nobody looks."""
+
+
+def _modes_of(terminal: int) -> list[Any]:
+    """No echo, and a line ends with a newline alone."""
+    modes = termios.tcgetattr(terminal)
+    modes[1] &= ~termios.ONLCR
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, modes)
+    return modes

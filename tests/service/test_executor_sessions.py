@@ -1,0 +1,240 @@
+"""Shells that stay open between actions: what they keep, how their commands end, and what is left of them."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from support.sandbox import Bench, a_bench, a_command, a_session_command, an_environment, sandboxes
+
+REAL = ("unsafe-local", *sandboxes(slow=("bwrap",)))
+KILLED = 9
+
+
+@pytest.fixture(scope="module", params=REAL)
+async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async with a_bench(tmp_path_factory.mktemp("executor"), request.param) as bench:
+        yield bench
+
+
+class Shell:
+    """A session, as a client uses it."""
+
+    def __init__(self, bench: Bench, environment: EnvironmentSpec | None = None, name: str = "main") -> None:
+        self.bench, self.name = bench, name
+        self.environment = environment or an_environment()
+
+    def spec(self, command: str, **changes: Any) -> ExecSpec:
+        return a_session_command(self.name, command, environment=self.environment, **changes)
+
+    async def run(self, command: str, **changes: Any) -> Report:
+        async with asyncio.timeout(30):
+            return await self.bench.run(self.spec(command, **changes))
+
+    async def says(self, command: str, **changes: Any) -> str:
+        report = await self.run(command, **changes)
+        assert report.outcome == "ok", report
+        assert report.stderr.total_bytes == 0
+        return report.stdout.kept.decode()
+
+
+@pytest.fixture
+async def shell(bench: Bench) -> AsyncIterator[Shell]:
+    shell = Shell(bench)
+    yield shell
+    await bench.destroy(shell.environment.id)
+
+
+def files_of(bench: Bench) -> int:
+    assert bench.launcher is not None
+    return len(os.listdir(f"/proc/{bench.launcher.pid}/fd"))
+
+
+class TestWhatIsKept:
+    async def test_directory_variables_functions_and_options(self, shell: Shell) -> None:
+        first = await shell.run("mkdir d; cd d; x=5; export y=6; f() { echo f $x; }; shopt -s nullglob")
+        assert (first.outcome, first.message) == ("ok", "session 'main' began with this command")
+        said = await shell.run("basename $PWD; f; sh -c 'echo $y'; echo *.none")
+        assert (said.stdout.kept, said.message) == (b"d\nf 5\n6\n\n", None)
+
+    async def test_a_background_job(self, shell: Shell) -> None:
+        started = await shell.run("sleep 60 &")
+        assert (started.outcome, started.left_behind) == ("ok", 1)
+        assert "sleep 60" in await shell.says("jobs")
+        assert await shell.says("kill %1; wait %1; echo $?") == "143\n"
+        assert await shell.says("jobs") == ""
+
+    async def test_two_sessions_of_an_environment_share_its_files_and_nothing_else(self, shell: Shell) -> None:
+        other = Shell(shell.bench, shell.environment, "other")
+        await shell.run("x=1; echo hello > file; cd /")
+        assert await other.says("echo [$x]; cat file") == "[]\nhello\n"
+        assert await shell.says("echo $x $PWD") == "1 /\n"
+
+    async def test_an_ordinary_action_between_two_commands(self, shell: Shell) -> None:
+        await shell.run("x=1; echo hello > file")
+        report = await shell.bench.run(a_command("cat", "file", environment=shell.environment))
+        assert report.stdout.kept == b"hello\n"
+        assert await shell.says("echo $x") == "1\n"
+
+
+class TestCommands:
+    async def test_the_status_is_that_of_the_command(self, shell: Shell) -> None:
+        report = await shell.run("echo out; echo err >&2; (exit 3)")
+        assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 3, b"out\nerr\n")
+        assert await shell.says("echo still") == "still\n"
+
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            ("cat <<END\na 'b' \"$((1 + 1))\"\nEND\n", "a 'b' \"2\"\n"),
+            ("for i in 1 2; do\n  echo $i\ndone", "1\n2\n"),
+            ("echo 'ä\u2028𝄞'", "ä\u2028𝄞\n"),
+            ("printf 'no newline'", "no newline"),
+            ("# a comment", ""),
+            ("", ""),
+            ("test -t 0 && test -t 1 && echo terminal; echo $TERM", "terminal\ndumb\n"),
+        ],
+    )
+    async def test_any_text_is_run_as_it_is(self, shell: Shell, command: str, said: str) -> None:
+        assert await shell.says(command) == said
+
+    async def test_a_syntax_error_ends_only_its_command(self, shell: Shell) -> None:
+        await shell.run("x=1")
+        report = await shell.run("if then fi")
+        assert (report.outcome, report.exit_code) == ("user_error", 2)
+        assert b"syntax error" in report.stdout.kept
+        assert await shell.says("echo $x") == "1\n"
+
+    async def test_much_output_comes_whole_and_before_the_end(self, shell: Shell) -> None:
+        report = await shell.run("seq 1 150000; echo last")
+        expected = "".join(f"{n}\n" for n in range(1, 150001)) + "last\n"
+        assert (report.stdout.total_bytes, report.stdout.kept) == (len(expected), expected.encode()[: 1 << 20])
+
+    async def test_a_long_command_arrives(self, shell: Shell) -> None:
+        assert await shell.says(f"echo {'x' * 200_000} | wc -c") == "200001\n"
+
+    async def test_a_flood_is_a_limit_exceeded_and_the_session_lives(self, shell: Shell) -> None:
+        await shell.run("x=1")
+        report = await shell.run("yes", output_kill_bytes=1 << 20)
+        assert (report.outcome, report.reason, report.message) == ("limit_exceeded", "output", None)
+        assert await shell.says("echo $x") == "1\n"
+
+    async def test_files_go_in_and_come_out(self, shell: Shell) -> None:
+        report = await shell.run("tr a-z A-Z < in > out", files={"in": b"abc"}, fetch=("out",))
+        assert report.files == {"out": b"ABC"}
+
+    async def test_it_reads_what_is_sent_to_it(self, shell: Shell) -> None:
+        spec = shell.spec("echo ready; read x; echo got $x; cat", stdin_open=True)
+        report = await shell.bench.begin(spec)
+        output = await shell.bench.executor.follow(spec.fence, stdout=0, stderr=0)
+        assert output is not None
+        assert output.stdout.data == b"ready\n"
+        for data, end in ((b"one\n", False), (b"rest", True)):
+            assert (await shell.bench.executor.feed(spec.fence, data, offset=None, end=end)).status == "taken"
+        assert (await report).stdout.kept == b"ready\ngot one\nrest"
+        assert await shell.says("echo after") == "after\n"
+
+    async def test_what_one_command_did_not_read_is_not_the_next_ones(self, shell: Shell) -> None:
+        await shell.run("true", stdin=b"unread\n")
+        report = await shell.run("read x; echo [$x]", stdin=b"mine\n")
+        assert report.stdout.kept == b"[mine]\n"
+
+    async def test_a_terminal_that_was_left_raw_is_as_before_for_the_next(self, shell: Shell) -> None:
+        before = await shell.says("stty -a")
+        await shell.run("stty raw echo")
+        assert await shell.says("stty -a") == before
+
+
+class TestStopping:
+    @pytest.mark.parametrize("command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read x"])
+    async def test_at_its_timeout_a_command_is_interrupted_and_the_session_lives_on(
+        self, shell: Shell, command: str
+    ) -> None:
+        await shell.run("x=1")
+        report = await shell.run(f"echo begun; {command}", timeout_s=0.3)
+        assert (report.outcome, report.message) == ("user_timeout", None)
+        assert report.stdout.kept.startswith(b"begun\n")
+        assert await shell.says("echo $x") == "1\n"
+
+    async def test_one_that_ignores_an_interrupt_is_killed_and_the_session_lives_on(self, shell: Shell) -> None:
+        await shell.run("x=1; sleep 61 &")
+        late = await shell.run("sh -c \"trap '' INT; sleep 60; sleep 60\"", timeout_s=0.3)
+        assert (late.outcome, late.message) == ("user_timeout", None)
+        assert "sleep 61" in await shell.says("echo $x; jobs")
+
+    async def test_a_shell_that_does_not_answer_is_given_up_and_the_result_says_so(self, shell: Shell) -> None:
+        await shell.run("x=1")
+        report = await shell.run("suspend -f", timeout_s=0.3)
+        assert report.outcome == "user_timeout"
+        assert "ended with this command" in (report.message or "")
+        again = await shell.run("echo [$x]")
+        assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+
+    async def test_a_cancelled_command_is_cancelled_and_the_session_lives_on(self, shell: Shell) -> None:
+        await shell.run("x=1")
+        spec = shell.spec("sleep 60")
+        report = await shell.bench.begin(spec)
+        await shell.bench.executor.kill([spec.fence])
+        assert (await report).outcome == "cancelled"
+        assert await shell.says("echo $x") == "1\n"
+
+
+class TestEnd:
+    async def test_an_exit_ends_it_and_the_next_command_begins_another(self, shell: Shell) -> None:
+        await shell.run("x=1")
+        report = await shell.run("echo bye; exit 3")
+        assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 3, b"bye\n")
+        assert report.message == "session 'main' ended with this command; the next one begins another"
+        again = await shell.run("echo [$x]")
+        assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+
+    async def test_a_shell_that_kills_itself_says_nothing_and_is_known_to_be_gone(self, shell: Shell) -> None:
+        report = await shell.run("kill -9 $$")
+        assert (report.outcome, report.signal) == ("user_error", KILLED)
+        assert "began with this command; session 'main' ended" in (report.message or "")
+
+    async def test_one_that_was_killed_between_two_commands_is_replaced(self, shell: Shell) -> None:
+        await shell.run("x=1; echo $$ > pid")
+        await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))
+        again = await shell.run("echo [$x]")
+        assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+
+    async def test_without_bash_there_is_none_and_the_result_says_why(self, shell: Shell) -> None:
+        await shell.bench.run(replace(a_command(env={"PATH": "/nowhere"}, environment=shell.environment), argv=None))
+        report = await shell.run("echo hello")
+        assert report.outcome == "user_error"
+        assert "a session needs bash" in (report.message or "")
+
+    async def test_there_are_not_more_than_sixteen(self, shell: Shell) -> None:
+        for number in range(16):
+            assert await Shell(shell.bench, shell.environment, f"s{number}").says("echo hello") == "hello\n"
+        refused = await shell.run("echo hello")
+        assert (refused.outcome, refused.message) == ("user_error", "an environment has at most 16 sessions")
+
+    async def test_no_file_stays_open_in_the_launcher(self, bench: Bench) -> None:
+        await bench.run(a_command("true"))
+        before = files_of(bench)
+        shell = Shell(bench)
+        for command in ("sleep 60 &", "exit", "x=1", "read x"):
+            await shell.run(command, timeout_s=0.3, stdin_open=True)
+        await Shell(bench, shell.environment, "other").run("sleep 60 &")
+        await bench.destroy(shell.environment.id)
+        assert files_of(bench) == before
+        assert UUID(str(shell.environment.id)) not in bench.state.environments
+
+
+async def test_a_frozen_background_job_gets_no_time_between_commands(tmp_path: Path) -> None:
+    async with a_bench(tmp_path, "namespaces") as bench:
+        shell = Shell(bench)
+        await shell.run("while :; do n=$((n + 1)); done & echo $! > pid")
+        used = "cut -d' ' -f14 /proc/$(cat pid)/stat"
+        before = int(await shell.says(used))
+        assert (await bench.run(a_command("sleep", "1"))).outcome == "ok"  # in another environment
+        after = int(await shell.says(used))
+        assert after - before < 50, "ticks of 10 ms"
