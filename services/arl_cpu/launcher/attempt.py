@@ -161,10 +161,11 @@ class Attempt:
             self.followers.tell()
         return taken
 
-    def took(self, data: bytes) -> None:
-        """Somebody else has read it."""
+    def took(self, data: bytes) -> bool:
+        """Somebody else has read it; whether that is too much."""
         self.stdout.take(data)
         self.followers.tell()
+        return self.is_over_output()
 
     def finish(self) -> None:
         """Take everything written so far: the writers are dead or frozen, so this ends. Nobody reads input any more."""

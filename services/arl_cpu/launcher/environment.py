@@ -254,8 +254,6 @@ class Environment:
         attempt.started_at = time.monotonic()
         if spec.session is not None:
             self._has_left_behind = True
-            for capture in attempt.captures:
-                capture.close()  # there is the terminal instead
             self._shells.begin(attempt, order, host_id)
             return
         stdin = attempt.stdin(self._host.loop, host_id)
@@ -296,10 +294,8 @@ class Environment:
 
     def _show(self, data: bytes) -> None:
         """What a session's terminal shows."""
-        if (attempt := self.attempt) is not None:
-            attempt.took(data)
-            if attempt.is_over_output():
-                self.stop("output")
+        if self.attempt is not None and self.attempt.took(data):
+            self.stop("output")
 
     def _read(self, attempt: Attempt, capture: Capture) -> None:
         if attempt.read(capture) == 0:

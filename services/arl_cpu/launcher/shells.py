@@ -4,6 +4,7 @@ To the agent opening one is an action that leaves the shell behind, and a comman
 comes meanwhile is the action's, what was there before is not.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,8 @@ class Shells:
 
     def begin(self, attempt: Attempt, order: Order, owner: int | None) -> None:
         """Open the session if need be, then run the command in it. Raises OSError where there is no terminal."""
+        for capture in attempt.captures:
+            capture.close()  # there is the terminal instead
         self._attempt, self._watch = attempt, replace(order, mode="watch", argv=(), env={})
         self._name, self._status, self._notes = attempt.spec.session or "", KILLED, []
         known = self._open.get(self._name)
@@ -48,7 +51,7 @@ class Shells:
             known = None
         if known is not None or len(self._open) == _MOST_SESSIONS:
             self._stage = "watched"
-            self._send(self._watch, ())
+            self._begin_watch()
             return
         session = self._open[self._name] = Session(self._loop, owner)
         self._notes.append(f"session {self._name!r} began with this command")
@@ -76,7 +79,7 @@ class Shells:
         if stage == "opening":
             if message.get("status") == 0 and self._attempt.cause is None:
                 self._stage = "watched"
-                self._send(self._watch, ())
+                self._begin_watch()
                 return True
             self._did_not_open(message)
             return False
@@ -105,6 +108,13 @@ class Shells:
         for session in list(self._open.values()):
             session.close()
         self._open.clear()
+
+    def _begin_watch(self) -> None:
+        null = os.open("/dev/null", os.O_RDWR)
+        try:
+            self._send(self._watch, [null] * 3)
+        finally:
+            os.close(null)
 
     def _did_not_open(self, message: dict[str, Any]) -> None:
         if (session := self._open.get(self._name)) is not None:
