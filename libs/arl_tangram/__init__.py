@@ -11,6 +11,7 @@ from arl_core.states import Outcome, State
 from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
 from arl_tangram.options import ExecOptions, exec_action
+from arl_tangram.sessions import AsyncSession, Session
 from arl_tangram.streaming import Output, OutputEvent
 from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
 from arl_wire.errors import (
@@ -31,6 +32,7 @@ __all__ = [
     "Action",
     "ActionFailed",
     "ActionResult",
+    "AsyncSession",
     "AsyncTangram",
     "BatchRefused",
     "DemandImpossible",
@@ -46,6 +48,7 @@ __all__ = [
     "OutputStream",
     "OutputTruncated",
     "RequirementNotEnforced",
+    "Session",
     "State",
     "SubmitAction",
     "Tangram",

@@ -14,12 +14,15 @@ __all__ = ["ExecOptions", "exec_action", "file_action"]
 
 
 class ExecOptions(TypedDict, total=False):
-    """The fields of `SubmitAction`, flat. Give exactly one of `argv` and `source`."""
+    """The fields of `SubmitAction`, flat. Give exactly one of `argv`, `source` and `session`."""
 
     task: str
     argv: Sequence[str]
     source: str
     """A Python program, run as __main__."""
+    session: str
+    """A shell that stays open in the trajectory's environment; it runs `command`."""
+    command: str
     trajectory: str
     step: int
     scope: Literal["ephemeral", "trajectory"]
@@ -56,8 +59,8 @@ class ExecOptions(TypedDict, total=False):
 
 _DEMAND = ("memory_mib", "disk_mib", "pids")
 _FLAT = (
-    "task", "trajectory", "step", "source", "stdin", "stdin_open", "env", "cwd", "timeout_s", "priority",
-    "deadline_s", "retries", "idempotent", "labels",
+    "task", "trajectory", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd", "timeout_s",
+    "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 
 

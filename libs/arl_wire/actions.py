@@ -50,6 +50,7 @@ HOST = "host"
 MAX_CPU = 4096
 MAX_MIB = 64 << 20
 MAX_FILES = 1000
+MAX_COMMAND = 256 << 10
 
 
 def _no_nul(text: str) -> str:
@@ -95,11 +96,15 @@ Base64 = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
 Text = Annotated[str, AfterValidator(_no_nul)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(_relative_path)]
 Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
+
+
+OF_PROGRAMS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
 
 
 class Strict(BaseModel):
@@ -221,6 +226,17 @@ class SubmitAction(Strict):
     source: Text | None = Field(
         default=None, max_length=8 << 20, description="A Python program, run as __main__; instead of argv"
     )
+    session: SessionName | None = Field(
+        default=None,
+        description="A bash of this name that stays open in the kept environment, with its directory, variables and "
+        "jobs; it is opened at its first use and ends with `exit` or with the environment. It runs `command`",
+    )
+    command: Text | None = Field(
+        default=None,
+        max_length=MAX_COMMAND,
+        description="Shell text, of any number of lines; with `session`, and instead of argv and source. `stdout` is "
+        "all that the session's terminal shows",
+    )
     stdin: Text = Field(default="", max_length=8 << 20)
     stdin_open: bool = Field(
         default=False,
@@ -258,8 +274,8 @@ class SubmitAction(Strict):
     def _consistent(self) -> "SubmitAction":
         if self.kind == "exec":
             self._runs_one_program()
-        elif self.argv is not None or self.source is not None or self.cwd is not None or self.stdin or self.stdin_open:
-            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no argv, source, stdin or cwd")
+        elif given := [name for name in OF_PROGRAMS if getattr(self, name)]:
+            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no {' and no '.join(given)}")
         elif self.environment.scope != "trajectory" and self.environment.id is None:
             raise ValueError(
                 f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"
@@ -274,10 +290,20 @@ class SubmitAction(Strict):
         return self
 
     def _runs_one_program(self) -> None:
-        if (self.argv is None) == (self.source is None):
-            raise ValueError("give exactly one of argv and source")
+        if [self.argv, self.source, self.session].count(None) != 2:
+            raise ValueError("give exactly one of argv, source and session")
+        if (self.session is None) != (self.command is None):
+            raise ValueError("session and command go together")
+        if self.session is not None:
+            self._fits_a_session()
         if self.argv is not None and not self.argv[0]:
             raise ValueError("argv.0 is empty; it names the program")
+
+    def _fits_a_session(self) -> None:
+        if self.cwd is not None or self.env:
+            raise ValueError("a session has its own directory and variables; change them by its commands")
+        if self.environment.id is None and self.environment.scope != "trajectory":
+            raise ValueError("a session lives in a kept environment: environment.scope `trajectory`, or an id")
 
 
 class SubmitBatch(Strict):

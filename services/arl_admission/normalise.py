@@ -143,7 +143,7 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 
 def _class_key(queue_id: int, action: SubmitAction, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, program and demand shape share a class."""
-    program = action.argv[0] if action.argv else "python"
+    program = action.argv[0] if action.argv else "python" if action.session is None else "session"
     home = [action.environment.scope, action.environment.template]
     parts = [queue_id, action.kind, program, demand, elastic, home, sorted(action.require)]
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
@@ -156,6 +156,8 @@ def _payload(action: SubmitAction) -> dict[str, Any]:
         "argv": action.argv,
         "source": action.source,
         "stdin": b64encode(action.stdin.encode()).decode(),
+        "session": action.session,
+        "command": action.command,
         "stdin_open": action.stdin_open,
         "env": action.env,
         "cwd": action.cwd,

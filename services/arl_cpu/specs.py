@@ -57,6 +57,8 @@ def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
         cwd=payload["cwd"],
         stdin=b64decode(payload["stdin"]),
         stdin_open=payload.get("stdin_open", False),
+        session=payload.get("session"),
+        command=payload.get("command"),
         files={path: b64decode(content) for path, content in payload["files"].items()},
         fetch=tuple(payload["fetch"]),
         timeout_s=row.timeout_s,

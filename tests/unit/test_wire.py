@@ -7,6 +7,9 @@ from arl_wire.actions import SubmitAction
 from arl_wire.errors import DemandImpossible, FieldError, NotFound, Problem, Unavailable, error_from
 
 BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
+SESSION: dict[str, Any] = {
+    "argv": None, "trajectory": "x", "environment": {"scope": "trajectory"}, "session": "main", "command": "true",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,14 @@ BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
         ({"labels": {f"l{n}": "" for n in range(65)}}, "labels"),
         ({"retries": 11}, "retries"),
         ({"kind": "teleport"}, "kind"),
+        ({"argv": None, "session": "main"}, ""),
+        ({"argv": None, "session": "main", "command": "true"}, ""),
+        ({"session": "main", "command": "true"}, ""),
+        ({"command": "true"}, ""),
+        ({**SESSION, "cwd": "d"}, ""),
+        ({**SESSION, "env": {"A": "1"}}, ""),
+        ({**SESSION, "session": "a b"}, "session"),
+        ({**SESSION, "command": "a\x00"}, "command"),
         ({"typo": 1}, "typo"),
     ],
 )
@@ -44,6 +55,10 @@ def test_what_does_not_fit_is_refused_by_the_name_of_its_field(changed: dict[str
     with pytest.raises(ValidationError) as caught:
         SubmitAction.model_validate(BASE | changed)
     assert field in {".".join(str(part) for part in error["loc"]) for error in caught.value.errors()}
+
+
+def test_a_session_in_a_kept_environment_is_an_action() -> None:
+    assert SubmitAction.model_validate(BASE | SESSION).session == "main"
 
 
 def test_what_is_left_out_has_a_default() -> None:

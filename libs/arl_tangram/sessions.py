@@ -1,0 +1,40 @@
+"""Shells that stay open in a kept environment: what one command changes, the next one finds."""
+
+from typing import Unpack
+
+from arl_tangram.client import AsyncTangram, Tangram
+from arl_tangram.options import ExecOptions
+from arl_wire.actions import Action
+from arl_wire.environments import Environment
+
+__all__ = ["AsyncSession", "Session"]
+
+
+class Session:
+    """One by name; it is opened by its first command."""
+
+    def __init__(self, tangram: Tangram, environment: Environment, name: str = "main") -> None:
+        self._tangram = tangram
+        self._given: ExecOptions = {"task": environment.task, "environment_id": environment.id, "session": name}
+
+    def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+        """Its outcome; `result.stdout` is what the terminal showed. `message` says when the session began or ended."""
+        return self._tangram.run(**{**self._given, **options, "command": command})
+
+    def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+        """Without waiting: to be followed by `stream`, and answered by `send_input` with `stdin_open`."""
+        return self._tangram.submit(**{**self._given, **options, "command": command})
+
+
+class AsyncSession:
+    """An awaiting one. What each method does is said at `Session`."""
+
+    def __init__(self, tangram: AsyncTangram, environment: Environment, name: str = "main") -> None:
+        self._tangram = tangram
+        self._given: ExecOptions = {"task": environment.task, "environment_id": environment.id, "session": name}
+
+    async def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+        return await self._tangram.run(**{**self._given, **options, "command": command})
+
+    async def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+        return await self._tangram.submit(**{**self._given, **options, "command": command})
