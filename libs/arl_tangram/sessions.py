@@ -19,11 +19,11 @@ class Session:
 
     def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
         """Its outcome; `result.stdout` is what the terminal showed. `message` says when the session began or ended."""
-        return self._tangram.run(**{**self._given, **options, "command": command})
+        return self._tangram.run(**_of(self._given, options, command))
 
     def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
         """Without waiting: to be followed by `stream`, and answered by `send_input` with `stdin_open`."""
-        return self._tangram.submit(**{**self._given, **options, "command": command})
+        return self._tangram.submit(**_of(self._given, options, command))
 
 
 class AsyncSession:
@@ -34,7 +34,11 @@ class AsyncSession:
         self._given: ExecOptions = {"task": environment.task, "environment_id": environment.id, "session": name}
 
     async def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        return await self._tangram.run(**{**self._given, **options, "command": command})
+        return await self._tangram.run(**_of(self._given, options, command))
 
     async def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        return await self._tangram.submit(**{**self._given, **options, "command": command})
+        return await self._tangram.submit(**_of(self._given, options, command))
+
+
+def _of(given: ExecOptions, options: ExecOptions, command: str) -> ExecOptions:
+    return {**given, **options, "command": command}

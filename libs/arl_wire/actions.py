@@ -1,8 +1,5 @@
 """An action as clients submit and see it."""
 
-import binascii
-import posixpath
-from base64 import b64decode, b64encode
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -13,15 +10,14 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     EncodedBytes,
-    EncoderProtocol,
     Field,
     StringConstraints,
     Tag,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from arl_core.states import Outcome, State
+from arl_wire.checks import StrictBase64, no_nul, relative_path
 from arl_wire.errors import Problem
 
 __all__ = [
@@ -53,54 +49,19 @@ MAX_FILES = 1000
 MAX_COMMAND = 256 << 10
 
 
-def _no_nul(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("NUL characters are not allowed")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode; lone surrogates are not") from None
-    return text
-
-
-def _relative_path(path: str) -> str:
-    if path.startswith("/") or ".." in path.split("/") or posixpath.normpath(path) == ".":
-        raise ValueError("must be a relative path below the working directory, without `..`")
-    return path
-
-
-class _StrictBase64(EncoderProtocol):
-    """RFC 4648 §4. Pydantic's own decoder drops characters that are none, and so changes files silently."""
-
-    @classmethod
-    def decode(cls, data: bytes) -> bytes:
-        try:
-            return b64decode(data, validate=True)
-        except binascii.Error as error:
-            raise PydanticCustomError("base64_decode", "is not base64: {reason}", {"reason": str(error)}) from None
-
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        return b64encode(value)
-
-    @classmethod
-    def get_json_format(cls) -> str:
-        return "base64"
-
-
 def _cpu_form(value: Any) -> str:
     return "range" if isinstance(value, (dict, CpuRange)) else "cores"
 
 
-Base64 = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
-Text = Annotated[str, AfterValidator(_no_nul)]
+Base64 = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]
+Text = Annotated[str, AfterValidator(no_nul)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
-RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(_relative_path)]
+RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(relative_path)]
 Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -89,14 +90,14 @@ def build(settings: GatewaySettings) -> FastAPI:
         may_scrape=[may_administer],
     )
     app.description = DESCRIPTION
-
-    def drain() -> None:
-        waiters.drain()
-        live.drain()
-
-    app.state.drain = drain
+    app.state.drain = partial(_drain, waiters, live)
     app.include_router(router)
     app.include_router(live_router)
     app.include_router(environment_router)
     app.include_router(admin)
     return app
+
+
+def _drain(waiters: Waiters, live: Live) -> None:
+    waiters.drain()
+    live.drain()
