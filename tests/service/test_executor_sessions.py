@@ -199,6 +199,14 @@ class TestEnd:
         assert (report.outcome, report.signal) == ("user_error", KILLED)
         assert "began with this command; session 'main' ended" in (report.message or "")
 
+    @pytest.mark.parametrize(
+        "said", ["yes | tr -d '\\n' | head -c 3000000", "printf '%09000d\\0' 1", "printf 'x:%d\\0' 1 2 3"]
+    )
+    async def test_nonsense_where_it_tells_of_ends_costs_only_the_session(self, shell: Shell, said: str) -> None:
+        report = await shell.run(f"for f in /proc/$$/fd/1?; do {said} > $f; done 2>/dev/null", timeout_s=3)
+        assert report.outcome in ("ok", "user_error", "user_timeout")
+        assert await Shell(shell.bench, shell.environment, "other").says("echo hello") == "hello\n"
+
     async def test_one_that_was_killed_between_two_commands_is_replaced(self, shell: Shell) -> None:
         await shell.run("x=1; echo $$ > pid")
         await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))

@@ -29,7 +29,8 @@ NO_SHELL = "a session needs bash, and this environment has none in its PATH; use
 KILLED = int(signal.SIGKILL)
 """The wait status of what did not end by itself."""
 
-_GET_PEER = 0x5441
+_GET_PEER, _SIGNAL_GROUP = 0x5441, 0x40045436
+_LONGEST_STATUS = 64
 _READ_BYTES = 64 << 10
 _DRAIN_LIMIT_S = 0.2
 _ROWS_AND_COLUMNS = (50, 200)
@@ -97,9 +98,9 @@ class Session:
 
     def interrupt(self) -> None:
         """As Ctrl-C does, also where a program has turned that off."""
+        # By the kernel: the number of a group may be another's by the time that it is used.
         with suppress(OSError):
-            if (group := os.tcgetpgrp(self._terminal)) > 1:
-                os.killpg(group, signal.SIGINT)
+            fcntl.ioctl(self._terminal, _SIGNAL_GROUP, signal.SIGINT)
 
     def give_up(self) -> None:
         """The shell does not answer: end the command without it, and the session."""
@@ -134,11 +135,12 @@ class Session:
         *whole, self._heard = (self._heard + said).split(b"\0")
         for each in whole:
             number, _, status = each.partition(b":")
-            if number in (b"x", b"%d" % self._number) and status.isdigit():
+            if number in (b"x", b"%d" % self._number) and status.isdigit() and len(status) <= 3:
                 self._status = (int(status) & 0xFF) << 8
                 self._has_exited |= number == b"x"
-        # Only the shell has the other end.
-        self._has_exited |= not said
+        # Only the shell has the other end, and it says nothing long unless it was made to.
+        self._has_exited |= not said or len(self._heard) > _LONGEST_STATUS
+        self._heard = self._heard[:_LONGEST_STATUS]
 
     def _begin_to_drain(self) -> None:
         """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
