@@ -30,13 +30,15 @@ class EventStream(EventSourceResponse):
                 await super().stream_response(patiently)
 
 
-async def kept_alive(events: AsyncGenerator[bytes, None], ended: asyncio.Event) -> AsyncGenerator[bytes, None]:
+async def kept_alive(
+    events: AsyncGenerator[bytes, None], ended: asyncio.Event, *, every_s: float = HEARTBEAT_S
+) -> AsyncGenerator[bytes, None]:
     """The events, a comment where there is none for long, and nothing more once `ended` is set."""
     over = asyncio.create_task(ended.wait())
     following = asyncio.ensure_future(anext(events, None))
     try:
         while True:
-            await asyncio.wait({over, following}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({over, following}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 if (event := following.result()) is None:
                     return

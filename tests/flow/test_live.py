@@ -197,6 +197,14 @@ class TestOutput:
             await stream.until("stdout", b"ready\n")
             await send(api, id, end=True)
 
+    @pytest.mark.parametrize(
+        ("caller", "path"), [("scheduler", "output"), ("scheduler", "input"), ("gateway", "grants")]
+    )
+    async def test_a_node_is_asked_by_the_gateway_alone(self, system: System, caller: str, path: str) -> None:
+        headers = {"authorization": f"Bearer {system.token(caller)}"}
+        async with httpx.AsyncClient(base_url=system.url_of("cpu"), headers=headers) as peer:
+            assert (await peer.post(f"/internal/{path}", json={})).status_code == 401
+
     @pytest.mark.parametrize("wrong", ["x", "1:2", "1:-2:3", "1:2:3:4"])
     async def test_an_event_id_that_is_none_is_a_problem(self, api: httpx.AsyncClient, wrong: str) -> None:
         id = await submitted(api, "true")

@@ -116,7 +116,12 @@ class TestUp:
 
     @pytest.mark.parametrize(
         ("service", "callers"),
-        [("gateway", set()), ("admission", {"gateway"}), ("scheduler", {"admission", "cpu"}), ("cpu", {"scheduler"})],
+        [
+            ("gateway", set()),
+            ("admission", {"gateway"}),
+            ("scheduler", {"admission", "cpu"}),
+            ("cpu", {"scheduler", "gateway"}),
+        ],
     )
     def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:
         accepted = json.loads(ready.environment_of(service)["TANGRAM_ACCEPT"])
