@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any
@@ -55,7 +56,7 @@ def create_app(
     title: str,
     lifespan: Lifespan,
     ready: Ready,
-    max_body_bytes: int,
+    max_body_bytes: int | Mapping[str, int],
     metrics: Metrics,
     body_timeout_s: float = 30.0,
     public: bool = False,
@@ -63,8 +64,9 @@ def create_app(
 ) -> FastAPI:
     """`ready` answers None, or what is missing. Only a public app publishes its OpenAPI document.
 
-    A body may take `body_timeout_s` and a second for each 64 KiB of it. `may_scrape` are dependencies that refuse
-    whoever may not read the metrics.
+    The length of bodies is bounded for all paths, or by regular expressions of paths, of which the first that fits
+    counts. A body may take `body_timeout_s` and a second for each 64 KiB of it. `may_scrape` are dependencies that
+    refuse whoever may not read the metrics.
     """
     app = FastAPI(
         title=title,
@@ -75,7 +77,8 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.add_middleware(_Envelope, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s, metrics=metrics)
+    bounds = {"": max_body_bytes} if isinstance(max_body_bytes, int) else max_body_bytes
+    app.add_middleware(_Envelope, bounds=bounds, body_timeout_s=body_timeout_s, metrics=metrics)
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -132,9 +135,9 @@ def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
 class _Envelope:
     """Trace context in and out, bounds on the body's length and on the time it takes, and what was answered."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, bounds: Mapping[str, int], body_timeout_s: float, metrics: Metrics) -> None:
         self._app = app
-        self._max = max_body_bytes
+        self._bounds = [(re.compile(path), most) for path, most in bounds.items()]
         self._timeout_s = body_timeout_s
         self._metrics = metrics
 
@@ -148,24 +151,27 @@ class _Envelope:
         scope[_TRACEPARENT] = traceparent
         token = current_traceparent.set(traceparent)
         announced = headers.get(b"content-length", b"0")
+        most = next(most for path, most in self._bounds if path.match(scope["path"]))
         answer = _Answer(send, traceparent)
         try:
-            if announced.isdigit() and int(announced) > self._max:
-                await _respond(self._too_large(), traceparent)(scope, receive, answer.send)
+            if announced.isdigit() and int(announced) > most:
+                await _respond(_too_large(most), traceparent)(scope, receive, answer.send)
                 return
-            await self._app(scope, self._bounded(receive), answer.send)
+            await self._app(scope, self._bounded(receive, most), answer.send)
         finally:
             current_traceparent.reset(token)
             answer.count(self._metrics, scope)
 
-    def _bounded(self, receive: Receive) -> Receive:
-        seen, complete, began = 0, False, time.monotonic()
+    def _bounded(self, receive: Receive, most: int) -> Receive:
+        """Its time begins when it is first read: until then it is us who let the client wait."""
+        seen, complete, began = 0, False, 0.0
 
         async def bounded() -> Message:
-            nonlocal seen, complete
+            nonlocal seen, complete, began
             if complete:
                 # What comes after a body is that the client went away, whenever it does.
                 return await receive()
+            began = began or time.monotonic()
             left_s = began + self._timeout_s + seen / SLOWEST_BODY - time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, left_s))
@@ -173,15 +179,16 @@ class _Envelope:
                 raise HTTPException(RequestTimeout.status, "the body came too slowly; send it again") from None
             complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
-            if seen > self._max:
+            if seen > most:
                 # The one kind of exception that FastAPI passes on from reading a body.
-                raise HTTPException(TooLarge.status, self._too_large().detail)
+                raise HTTPException(TooLarge.status, _too_large(most).detail)
             return message
 
         return bounded
 
-    def _too_large(self) -> TangramError:
-        return _of_body(TooLarge, f"the body is larger than {self._max} bytes; send fewer or smaller files")
+
+def _too_large(most: int) -> TangramError:
+    return _of_body(TooLarge, f"the body is larger than {most} bytes; send fewer or smaller files")
 
 
 def _of_body(cls: type[TangramError], detail: str) -> TangramError:

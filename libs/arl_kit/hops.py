@@ -5,7 +5,7 @@ FastAPI's resolving of dependencies and answers would be half of what a hop cost
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -54,6 +54,17 @@ class Hops:
             return Response(answered.model_dump_json(), media_type="application/json")
 
         route = Route(path, serve, methods=["POST"])
+        self.routes.append(route)
+
+    def add_stream(self, path: str, serve: Callable[[Request], Awaitable[Response]]) -> None:
+        """`POST path` with a body, and an answer, that are too long to be held."""
+
+        async def checked(request: Request) -> Response:
+            request.scope["route"] = route
+            self._check(request)
+            return await serve(request)
+
+        route = Route(path, checked, methods=["POST"])
         self.routes.append(route)
 
     def _check(self, request: Request) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -11,6 +13,8 @@ from arl_kit.telemetry import current_traceparent
 from arl_wire.errors import Problem, Unavailable, error_from
 
 __all__ = ["Peers"]
+
+STREAMS, STREAM_CONNECT_S, STREAM_CHUNK = 256, 10.0, 256 << 10
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +27,8 @@ class Peers:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+        """Connections of their own: one that lasts keeps no call from being made."""
         self._hints: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -31,13 +37,19 @@ class Peers:
             timeout=self._timeout,
             connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=30),
         )
+        self._streams = aiohttp.ClientSession(
+            headers={"authorization": f"Bearer {self._token}"},
+            timeout=aiohttp.ClientTimeout(total=None, connect=STREAM_CONNECT_S),
+            connector=aiohttp.TCPConnector(limit=STREAMS, force_close=True),
+        )
 
     async def stop(self) -> None:
         for task in tuple(self._hints):
             task.cancel()
         await asyncio.gather(*self._hints, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._streams):
+            if session is not None:
+                await session.close()
 
     async def call(self, url: str, body: BaseModel) -> bytes:
         """The body of a 2xx answer. Not reaching the peer is `Unavailable`.
@@ -57,6 +69,28 @@ class Peers:
             ) from error
         raise _error_of(content, response.status)
 
+    @asynccontextmanager
+    async def stream(
+        self, url: str, about: Mapping[str, str], body: AsyncIterator[bytes] | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The body of a 2xx answer as it comes; `about` goes into headers.
+
+        Raises as `call` does, also while it is read, and what reading `body` raises.
+        """
+        if self._streams is None:
+            raise RuntimeError("start() was not called")
+        raised: list[BaseException] = []
+        sent = _noted(body, raised) if body is not None else None
+        try:
+            async with self._streams.post(url, data=sent, headers={**about, **_trace()}) as response:
+                if response.status >= 300:
+                    raise _error_of(await response.read(), response.status)
+                yield response.content.iter_chunked(STREAM_CHUNK)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if raised:
+                raise raised[0] from None
+            raise Unavailable(f"a service broke off ({type(error).__name__}); try again", retry_after_s=1) from error
+
     def hint(self, url: str, body: BaseModel) -> None:
         """Best effort, in the background: a lost hint costs the receiver one poll."""
         task = asyncio.create_task(self._hint(url, body))
@@ -68,6 +102,16 @@ class Peers:
             await self.call(url, body)
         except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
             log.debug("hint to %s lost: %s", url, error)
+
+
+async def _noted(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:
+    """What it raises is the client's to explain, not the peer's."""
+    try:
+        async for chunk in body:
+            yield chunk
+    except Exception as error:
+        raised.append(error)
+        raise
 
 
 def _trace() -> dict[str, str]:

@@ -157,7 +157,8 @@ class SubmitAction(Strict):
     """One bounded command or Python program.
 
     The other kinds run nothing and need no cores: `environment.create` makes the trajectory's environment,
-    `environment.files` writes `files` into it and returns those of `fetch`.
+    `environment.files` writes `files` into it and returns those of `fetch`. `environment.transfer` is how
+    `/v1/environments/{id}/archive` has its turn; submitted by itself it ends as `transfer_abandoned`.
     """
 
     model_config = ConfigDict(
@@ -176,7 +177,7 @@ class SubmitAction(Strict):
         }
     )
 
-    kind: Literal["exec", "environment.create", "environment.files"] = "exec"
+    kind: Literal["exec", "environment.create", "environment.files", "environment.transfer"] = "exec"
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
     step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
@@ -241,8 +242,10 @@ class SubmitAction(Strict):
             raise ValueError(
                 f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"
             )
-        if self.kind == "environment.files" and self.env:
-            raise ValueError("kind `environment.files` runs nothing; it takes no env")
+        if self.kind in ("environment.files", "environment.transfer") and self.env:
+            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no env")
+        if self.kind == "environment.transfer" and (self.files or self.fetch):
+            raise ValueError("kind `environment.transfer` takes no files; they come by a request of their own")
         if self.environment.id is not None:
             if self.kind == "environment.create":
                 raise ValueError("environment.id names one that is there; one that is to be made has none yet")

@@ -263,7 +263,7 @@ class Admission:
             for at, item in enumerate(items)
             if item.action.environment.scope == "trajectory"
             and item.action.trajectory is not None
-            and item.action.kind != "environment.files"  # it needs no room of its own
+            and item.action.kind not in ("environment.files", "environment.transfer")  # it needs no room of its own
         }
         now = time.monotonic()
         unsure = {name for at, name in names.items() if not self._fits_as_seen(items[at].action, name, now)}

@@ -12,6 +12,7 @@ from arl_cpu.manager import Manager
 from arl_cpu.routes import add_hops, add_live_hops
 from arl_cpu.settings import CpuSettings
 from arl_cpu.simulated import SimulatedExecutor
+from arl_cpu.transfer_routes import WORK, add_transfers
 from arl_kit.app import create_app, metrics_of
 from arl_kit.hops import Hops
 from arl_kit.peers import Peers
@@ -21,6 +22,8 @@ from arl_store.wake import Notifier
 __all__ = ["build"]
 
 MAX_BODY = 16 << 20
+MAX_ARCHIVE = 1 << 40
+"""Its gateway says how long an archive may be, and the environment how much of it there is room for."""
 
 
 def build(settings: CpuSettings) -> FastAPI:
@@ -48,14 +51,16 @@ def build(settings: CpuSettings) -> FastAPI:
         await store.ping()
         return manager.failed
 
+    bodies = {WORK: MAX_ARCHIVE, "": MAX_BODY}
     app = create_app(
-        title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
+        title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=bodies, metrics=metrics
     )
-    hops = Hops(settings, "scheduler")
+    hops, transfers = Hops(settings, "scheduler"), Hops(settings, "gateway")
     add_hops(hops, manager)
     live_hops = Hops(settings, "gateway")
     add_live_hops(live_hops, live)
-    app.router.routes.extend([*hops.routes, *live_hops.routes])
+    add_transfers(transfers, manager.transfers)
+    app.router.routes.extend([*hops.routes, *live_hops.routes, *transfers.routes])
     app.state.drain = live.drain
     return app
 

@@ -6,7 +6,7 @@ instrument) answer this protocol; one conformance suite holds both to it.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from arl_core.fence import Fence
@@ -26,6 +26,8 @@ __all__ = [
     "Resize",
     "RunningAttempt",
     "Stream",
+    "Work",
+    "WorkRefused",
 ]
 
 PORTION_BYTES = 64 << 10
@@ -216,6 +218,31 @@ class ExecutorState:
     driver: str
 
 
+class WorkRefused(Exception):
+    """Work on files that was not done, or not to its end; the code is one of `arl_cpu.launcher.trees`, or `lost`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Work(Protocol):
+    """A piece of work on an environment's files, as it goes on. Anything raises ConnectionError when it is gone."""
+
+    async def answer(self) -> Mapping[str, Any]:
+        """What it says next. Raises WorkRefused."""
+
+    async def send(self, data: bytes) -> None:
+        """More of what goes in; nothing is the end of it."""
+
+    def output(self) -> AsyncIterator[bytes]:
+        """What comes out, to its end. Raises WorkRefused."""
+        ...
+
+    async def close(self) -> None:
+        """Returns once nothing is at work any more, whether it was finished or not."""
+
+
 class Executor(Protocol):
     """Runs attempts. Everything is idempotent by fence: a second start or kill of a fence is nothing."""
 
@@ -230,6 +257,10 @@ class Executor(Protocol):
         The fences that come back have what their highest `amounts_seq` said. One that doesn't has ended or is being
         ended, or it could not be changed; then it has what it had.
         """
+
+    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+        """Begin work on the files of a persistent environment. No attempt may run in it until that is closed."""
+        ...
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End running attempts; each still reports, as `cancelled` unless it had ended by then."""

@@ -1,15 +1,19 @@
 """What this node offers."""
 
+import json
 import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arl_cpu.executor import ExecutorState
 from arl_cpu.settings import CpuSettings
 from arl_cpu.templates.store import Store
 
-__all__ = ["TemplateShelf", "capacity_of", "cores_of", "numa_nodes_of"]
+__all__ = ["TemplateShelf", "capacity_of", "cores_of", "description", "numa_nodes_of"]
 
 NUMA_NODES = Path("/sys/devices/system/node")
 RESERVE_FROM_CORES = 8
@@ -90,3 +94,23 @@ def _memory_mib() -> int:
         if text.isdigit():
             total = min(total, int(text))
     return total >> 20
+
+
+def description(
+    settings: CpuSettings,
+    state: ExecutorState,
+    capacity: Mapping[str, int],
+    topology: Mapping[str, Any],
+    templates: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """This node's row."""
+    return {
+        "name": settings.node_name,
+        "url": settings.url,
+        "epoch": state.node_epoch,
+        "driver": state.driver,
+        "capacity": json.dumps(capacity),
+        "topology": json.dumps(topology),
+        "enforced": json.dumps([asdict(capability) for capability in state.capabilities]),
+        "templates": json.dumps(templates),
+    }

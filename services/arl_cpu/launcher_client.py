@@ -2,13 +2,25 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentStatus, Event, ExecSpec, ExecutorState, Fed, Output, Resize
+from arl_cpu.executor import (
+    EnvironmentStatus,
+    Event,
+    ExecSpec,
+    ExecutorState,
+    Fed,
+    Output,
+    Resize,
+    Work,
+    WorkRefused,
+)
 
 from .launcher.protocol import (
     FrameReader,
@@ -23,6 +35,7 @@ from .launcher.protocol import (
     spec_to,
     state_from,
 )
+from .launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_CHUNK
 
 __all__ = ["LauncherClient"]
 
@@ -35,6 +48,7 @@ class LauncherClient:
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
         self._connection: _Connection | None = None
+        self._session = ""
 
     async def connect(self) -> ExecutorState:
         """Take over the launcher; whoever was connected before is cut off. Call it again after a loss."""
@@ -42,6 +56,7 @@ class LauncherClient:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
         self._connection = _Connection(reader, writer)
         answer = await self._connection.ask({"op": "hello"})
+        self._session = answer["session"]
         return state_from(answer["state"], answer["reports"])
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
@@ -52,6 +67,13 @@ class LauncherClient:
     async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
         answer = await self._open().ask({"op": "resize", "resizes": [resize_to(resize) for resize in resizes]})
         return frozenset(fence_from(fence) for fence in answer["done"])
+
+    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+        """On a connection of its own, whose other end is the very process that does it."""
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
+        said = {"fence": fence_to(fence), "environment": str(environment), "work": dict(asked)}
+        writer.write(encode_frame({"op": "work", "session": self._session, **said}))
+        return _Work(reader, writer, lambda: self.kill([fence]))
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})
@@ -87,6 +109,55 @@ class LauncherClient:
         if self._connection is None:
             raise ConnectionError("not connected to the launcher")
         return self._connection
+
+
+class _Work:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._reader, self._writer, self._kill = reader, writer, kill
+
+    async def answer(self) -> Mapping[str, Any]:
+        message = json.loads(await self._exactly(await self._length()))
+        if "refused" in message:
+            raise WorkRefused(message["refused"], message["message"])
+        ok: Mapping[str, Any] = message["ok"]
+        return ok
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._writer.write(CHUNK_LENGTH.pack(len(view[:MAX_CHUNK])) + view[:MAX_CHUNK])
+            await self._writer.drain()
+            view = view[MAX_CHUNK:]
+        if not data:
+            self._writer.write(CHUNK_LENGTH.pack(0))
+
+    async def output(self) -> AsyncIterator[bytes]:
+        while size := await self._length():
+            if size == BROKEN_OFF:
+                await self.answer()
+                return
+            yield await self._exactly(size)
+
+    async def close(self) -> None:
+        """The launcher holds the other end until it has reaped the process."""
+        with suppress(ConnectionError):
+            await self._kill()
+        with suppress(OSError):
+            while await self._reader.read(_CHUNK):
+                pass
+        self._writer.close()
+
+    async def _length(self) -> int:
+        size: int = CHUNK_LENGTH.unpack(await self._exactly(CHUNK_LENGTH.size))[0]
+        return size
+
+    async def _exactly(self, size: int) -> bytes:
+        try:
+            return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            raise ConnectionError("what was at work on the files has ended") from None
 
 
 class _Connection:

@@ -9,7 +9,7 @@ import json
 import logging
 import signal
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -18,11 +18,12 @@ from arl_cpu import repository
 from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, RunningAttempt
 from arl_cpu.heartbeat import Heartbeat
 from arl_cpu.holdings import Attempt, Holdings
-from arl_cpu.inventory import TemplateShelf, capacity_of, cores_of, numa_nodes_of
+from arl_cpu.inventory import TemplateShelf, capacity_of, cores_of, description, numa_nodes_of
 from arl_cpu.metrics import CpuMetrics
 from arl_cpu.resizes import Resizes
 from arl_cpu.settings import CpuSettings
 from arl_cpu.specs import exec_spec, refusal
+from arl_cpu.transfers import Transfers
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.loops import PollLoop
@@ -61,6 +62,7 @@ class Manager:
         self._nodes = {} if settings.driver == "simulated" else numa_nodes_of(self._cores)
         self._holdings = Holdings(capacity_of(settings, self._cores), self._cores, self._nodes)
         self._resizes = Resizes(self._holdings, executor)
+        self.transfers = Transfers(executor, self._report)
         self._killed: set[Fence] = set()
         self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
         self._settles: Batcher[Report, None] = Batcher(self._settle, max_batch=200)
@@ -86,8 +88,10 @@ class Manager:
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
         self._templates = TemplateShelf(self._settings.templates_dir, can_use=can_use)
         self._templates.said = self._templates.look()
+        topology = {"cores": list(self._cores), "numa_nodes": self._nodes}
+        node = description(self._settings, state, self._holdings.capacity, topology, self._templates.said)
         async with self._store.write() as tx:
-            self.node_id = await repository.register(tx, self._describe(state))
+            self.node_id = await repository.register(tx, node)
         await self._adopt(state)
         url = self._settings.database_url.get_secret_value()
         self._heartbeat = Heartbeat(
@@ -167,7 +171,11 @@ class Manager:
                 continue
             refused = refusal(row, enforced=self._enforced)
             if refused is not None:
+                self.transfers.miss(refused)
                 self._report(refused)
+                continue
+            if row.kind == "environment.transfer":
+                self.transfers.start(fence, row.environment_id)
                 continue
             specs.append(exec_spec(row, attempt, self._holdings.assign_cores(attempt)))
         if specs:
@@ -280,6 +288,7 @@ class Manager:
         new = sorted(fences - self._killed)
         if new:
             self._killed.update(new)
+            self.transfers.cancel(new)
             await self._executor.kill(new)
 
     async def _end(self, ending: Sequence[tuple[UUID, str]]) -> None:
@@ -363,18 +372,6 @@ class Manager:
     def _hint_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence]) -> None:
         body = FreedHint(fences=_bodies(fences), requeued=_bodies(requeued))
         self._peers.hint(f"{self._settings.scheduler_url}/internal/freed", body)
-
-    def _describe(self, state: ExecutorState) -> dict[str, Any]:
-        return {
-            "name": self._settings.node_name,
-            "url": self._settings.url,
-            "epoch": state.node_epoch,
-            "driver": state.driver,
-            "capacity": json.dumps(self._holdings.capacity),
-            "topology": json.dumps({"cores": list(self._cores), "numa_nodes": self._nodes}),
-            "enforced": json.dumps([asdict(capability) for capability in state.capabilities]),
-            "templates": json.dumps(self._templates.said),
-        }
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
@@ -18,6 +19,8 @@ from arl_cpu.executor import (
     Resize,
     RunningAttempt,
     Stream,
+    Work,
+    WorkRefused,
 )
 
 __all__ = ["SimulatedExecutor"]
@@ -78,6 +81,10 @@ class SimulatedExecutor:
             if resize.amounts_seq > attempt.given.amounts_seq:
                 attempt.given = resize
         return frozenset(resize.fence for resize in found)
+
+    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+        del fence, environment, asked
+        raise WorkRefused("unsupported", "a simulated environment has no files")
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:

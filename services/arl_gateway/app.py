@@ -6,6 +6,9 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from arl_gateway.archive_routes import ARCHIVE
+from arl_gateway.archive_routes import router as archive_router
+from arl_gateway.archives import Archives
 from arl_gateway.auth import Keys
 from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
@@ -53,6 +56,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     environments = Environments(store, actions)
     live = Live(store, nodes, waiters, limit=settings.followers)
     metrics.gauge_of("output_followers", "Streams of live output", lambda: live.followers)
+    max_archive = settings.max_archive_mib << 20
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,6 +65,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.key_admin = KeyAdmin(store, app.state.keys)
         app.state.environments = environments
         app.state.live = live
+        app.state.archives = Archives(environments, actions, peers, max_bytes=max_archive)
         app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
@@ -83,7 +88,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         title="ARL-Tangram",
         lifespan=lifespan,
         ready=ready,
-        max_body_bytes=settings.max_body_mib << 20,
+        max_body_bytes={ARCHIVE: max_archive, "": settings.max_body_mib << 20},
         body_timeout_s=settings.body_timeout_s,
         metrics=metrics,
         public=True,
@@ -94,6 +99,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.include_router(router)
     app.include_router(live_router)
     app.include_router(environment_router)
+    app.include_router(archive_router)
     app.include_router(admin)
     return app
 

@@ -142,7 +142,7 @@ class Environments:
     async def _move(
         self, id: UUID, caller: Caller, trace: Trace, *, files: dict[str, bytes], fetch: Sequence[str]
     ) -> Action:
-        row = await self._live(id, caller)
+        row = await self.live(id, caller)
         action = SubmitAction(
             kind="environment.files",
             task=row.task,
@@ -161,7 +161,8 @@ class Environments:
             raise Conflict(f"environment {id}: {settled.outcome} ({settled.message or settled.reason})")
         return settled
 
-    async def _live(self, id: UUID, caller: Caller) -> Row:
+    async def live(self, id: UUID, caller: Caller) -> Row:
+        """Raises NotFound, or Conflict for one that is over."""
         row = await self._row(id, caller)
         if row.state != EnvironmentState.LIVE:
             raise _over(row)

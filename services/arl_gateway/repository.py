@@ -138,9 +138,9 @@ ACTIONS_BY_ID = text("""
 """)
 
 _ENVIRONMENT = """
-    select e.id, q.task, e.trajectory, n.name as node, e.template, e.memory_mib, e.disk_mib, e.pids, e.idle_ttl_s,
-           e.created_at, e.last_used_at, e.end_reason, coalesce(e.ended_at, e.lost_at) as gone_at, s.state,
-           e.delete_requested_at is not null as deleted
+    select e.id, q.task, e.trajectory, n.name as node, n.url as node_url, e.template, e.memory_mib, e.disk_mib, e.pids,
+           e.idle_ttl_s, e.created_at, e.last_used_at, e.end_reason, coalesce(e.ended_at, e.lost_at) as gone_at,
+           s.state, e.delete_requested_at is not null as deleted
       from environments as e
       join queues as q on q.id = e.queue_id
       join nodes as n on n.id = e.node_id,

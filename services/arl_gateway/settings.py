@@ -9,6 +9,7 @@ class GatewaySettings(ServiceSettings):
     admission_url: str
     key_cache_s: float = Field(default=10.0, ge=0, description="How long a revoked key may still be taken")
     max_body_mib: int = Field(default=64, ge=1, le=1024)
+    max_archive_mib: int = Field(default=1024, ge=1, le=1 << 20, description="Of an environment's files, either way")
     rate_limit: int = Field(default=20_000, ge=1, description="Requests of one key in a window, at once if it likes")
     rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
     body_timeout_s: float = Field(default=30, gt=0, description="For a body, besides a second for each 64 KiB of it")

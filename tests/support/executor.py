@@ -1,7 +1,7 @@
 """An executor that a test drives: nothing ends before the test says so."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,8 @@ from arl_cpu.executor import (
     Report,
     Resize,
     RunningAttempt,
+    Work,
+    WorkRefused,
 )
 from support.builders import EPOCH
 
@@ -102,6 +104,9 @@ class FakeExecutor:
                 self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, amounts_seq=each.amounts_seq
             )
         return frozenset(resize.fence for resize in found)
+
+    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+        raise WorkRefused("unsupported", "there are no files here")
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:

@@ -219,7 +219,7 @@ def _serve(settings: Settings, host: Host, agent: Capability, instead_of: str, *
     loop, driver = host.loop, host.driver
     pool = Pool(host, settings.ready if driver.zygote_unshares else 0)
     node = Node(host, pool, _ignore)
-    loop.install_signals(lambda pid, _status: _on_child(host, pid), lambda: _end(loop, node))
+    loop.install_signals(lambda pid, status: _on_child(host, pid, status), lambda: _end(loop, node))
     zygote = host.zygote
     loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host, node))
     if driver.has_walls and _would_run_as_root(host.first_host_id):
@@ -267,9 +267,10 @@ def _use_reachable_python(settings: Settings, driver: str, instead_of: str) -> N
     os.execve(python, [python, "-m", "arl_cpu.launcher", *arguments], variables)  # noqa: S606
 
 
-def _on_child(host: Host, pid: int) -> None:
-    cell = host.children.pop(pid, None)
-    if cell is not None:
+def _on_child(host: Host, pid: int, status: int) -> None:
+    if (ended := host.workers.pop(pid, None)) is not None:
+        ended(status)
+    elif (cell := host.children.pop(pid, None)) is not None:
         cell.reaped()
 
 

@@ -4,6 +4,7 @@ What takes long about an environment, its processes, namespaces, file tree and c
 it. It is done before anybody asks; sizes and the last walls come when an environment takes the cell over.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from .processes import Process, all_processes, descendants
 from .templating import layers_for
 from .zygote import Zygote
 
-__all__ = ["Cell", "Host", "Owner", "Pool"]
+__all__ = ["Cell", "Host", "Owner", "Pool", "Worker"]
 
 _FREEZE_LIMIT_S = 0.5
 _REMOVE_RETRY_S = 0.05
@@ -51,6 +52,8 @@ class Host:
     agents: str = PYTHON
     """Which program is pid 1 of environments."""
     children: dict[int, "Cell"] = field(default_factory=dict)
+    workers: dict[int, Callable[[int], None]] = field(default_factory=dict)
+    """Processes at work on files, and what hears with which status they end."""
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)
 
@@ -68,7 +71,7 @@ class Host:
     def end_strays(self) -> None:
         """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
         if self.zygote.is_idle:
-            unsafe_local.end_strays(keep={self.zygote.pid, *self.children})
+            unsafe_local.end_strays(keep={self.zygote.pid, *self.children, *self.workers})
         else:
             self.loop.after(_STRAYS_RETRY_S, self.end_strays)
 
@@ -97,6 +100,12 @@ class Owner(Protocol):
         ...
 
 
+class Worker(Protocol):
+    def kill(self) -> None:
+        """It ends soon, and then is among the cell's no more."""
+        ...
+
+
 class Cell:
     """Made at once, prepared later, removed after its death. Raises OSError where none can be made."""
 
@@ -105,6 +114,9 @@ class Cell:
         self.is_prepared = False
         self.pid: int | None = None
         self.group: Group = NoGroup()
+        self.workers: set[Worker] = set()
+        """At work on its files; it is not removed before they have ended."""
+        self._mounts: int | None = None
         self.number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = Channel(ours)
@@ -148,6 +160,17 @@ class Cell:
             return []
         return [*descendants(self.pid), *(each for each in all_processes() if each.pid == self.pid)]
 
+    def open_mounts(self) -> int | None:
+        """Its mount namespace; None where it has none of its own. Raises OSError."""
+        if not self._host.driver.ends_with_first:
+            return None
+        if self._mounts is not None:
+            return os.dup(self._mounts)
+        if self.pid is None:
+            raise ProcessLookupError(errno.ESRCH, "its first process is gone")
+        first = self._host.driver.first_process(self.pid)
+        return os.open(f"/proc/{first}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
     def kill(self) -> None:
         """The kernel's guarantee: with pid 1 everything in its pid namespace dies. Without one, what is frozen."""
         if self.pid is None:
@@ -177,13 +200,18 @@ class Cell:
 
     def remove(self, done: Callable[[], None]) -> None:
         """Give back what it had on the host; `done` when nothing is left."""
-        if not self.group.remove():
+        for worker in tuple(self.workers):
+            worker.kill()
+        if self.workers or not self.group.remove():
             with suppress(OSError):  # what was forked while it was killed
                 self.group.kill()
             self._host.loop.after(_REMOVE_RETRY_S, lambda: self.remove(done))
             return
         self._unwatch_channel()
         self.channel.close()
+        if self._mounts is not None:
+            os.close(self._mounts)
+            self._mounts = None
         if not self._host.driver.ends_with_first:
             workdir.remove(self.work_dir)
         self._host.used_numbers.discard(self.number)
@@ -229,6 +257,7 @@ class Cell:
         match message["op"]:
             case "prepared":
                 self.is_prepared = True
+                self._keep_mounts()
                 self.owner.prepared()
             case "failed":
                 self.owner.failed(message["message"])
@@ -236,6 +265,11 @@ class Cell:
                 self.owner.heard(message, files)
         for file in files:
             os.close(file)
+
+    def _keep_mounts(self) -> None:
+        """An ordinary user gets at the namespaces of a process only as long as that lets itself be looked at."""
+        if self._host.driver.zygote_unshares and os.geteuid() != 0:
+            self._mounts = self.open_mounts()
 
     def _unwatch_channel(self) -> None:
         if self.channel.socket.fileno() >= 0:

@@ -51,6 +51,9 @@ class Group(Protocol):
         """Files that a process writes its pid to in order to be in the group, with all its later children."""
         ...
 
+    joined_by_workers: Sequence[str]
+    """The same for a process that is counted here and does not freeze."""
+
     def limit(self, *, memory_mib: int, pids: int) -> None: ...
     def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
     def freeze(self) -> bool:
@@ -84,6 +87,8 @@ class Tree(Protocol):
 class NoGroup:
     """An environment without cgroups: nothing is limited or counted here."""
 
+    joined_by_workers: Sequence[str] = ()
+
     @property
     def joined_by(self) -> Sequence[str]:
         return ()
@@ -97,24 +102,18 @@ class NoGroup:
     def freeze(self) -> bool:
         return True
 
-    def thaw(self) -> None:
-        pass
-
+    def thaw(self) -> None: ...
     def usage(self) -> Usage:
         return Usage()
 
-    def reset_peak(self) -> None:
-        pass
-
+    def reset_peak(self) -> None: ...
     def peak_kib(self) -> int:
         return 0
 
     def processes(self) -> list[int]:
         return []
 
-    def kill(self) -> None:
-        pass
-
+    def kill(self) -> None: ...
     def remove(self) -> bool:
         return True
 
@@ -173,6 +172,8 @@ class V1Group:
         # Strings, because putting a Path together costs more than what is done with it.
         self._files = {name: f"{paths[name.partition('.')[0]]}/{file}" for name, file in _V1_FILES.items()}
         self._procs = [f"{path}/cgroup.procs" for path in distinct]
+        counting = [path for path in distinct if not path.samefile(paths["freezer"])]
+        self.joined_by_workers: Sequence[str] = [f"{path}/cgroup.procs" for path in counting]
         # A cpuset takes no process before it has both.
         _write(self._files["cpuset.mems"], mems)
         _write(self._files["cpuset.cpus"], cpus)
@@ -259,6 +260,8 @@ class V2Tree:
 
 
 class V2Group:
+    joined_by_workers: Sequence[str] = ()
+
     def __init__(self, path: Path) -> None:
         self._path = path
         path.mkdir(exist_ok=True)

@@ -70,6 +70,11 @@ class Environment:
         self._pool = pool
         self._take(pool.take if template is None else partial(pool.take_new, template=template))
 
+    @property
+    def idle_cell(self) -> tuple[Cell, str] | None:
+        """Where it lives, and its working directory there, while nothing runs in it."""
+        return (self._cell, self._workspace()) if self._is_ready and not (self.attempt or self.is_ending) else None
+
     def begin(self, attempt: Attempt) -> None:
         """Run it as soon as the environment is ready. There must be no other."""
         self.attempt = attempt
@@ -151,7 +156,7 @@ class Environment:
         elif not self.is_ending:
             self._loss = "its first process ended"
         self.is_ending = True
-        self._remove()
+        self._cell.remove(self._removed)
 
     def _take(self, take: Callable[[Owner], Cell]) -> None:
         self._cell = take(self)
@@ -370,23 +375,18 @@ class Environment:
             self._settle(attempt, lost=self._is_ready and self.spec.scope == "trajectory")
         self.end()
         if self._cell.pid is None:
-            self._remove()
+            self._cell.remove(self._removed)
 
     def _hasten(self, given: Resize) -> None:
         """The agent shares its quota with what it has to kill."""
-        try:
+        with suppress(OSError):  # it is only slower
             self._cell.group.grant(cpu_milli=max(given.cpu_milli, 1000), cores=given.cores)
-        except OSError:
-            return  # it is only slower
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         try:
             self._cell.channel.send(message)
         except OSError:
             self._cell.kill()
-
-    def _remove(self) -> None:
-        self._cell.remove(self._removed)
 
     def _removed(self) -> None:
         self._shells.close()

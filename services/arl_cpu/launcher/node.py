@@ -1,7 +1,9 @@
 """Everything a launcher holds: environments, running attempts, and reports until they are acknowledged."""
 
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
@@ -22,11 +24,14 @@ from .cells import Host, Pool
 from .environment import Environment
 from .following import Answer, Offsets
 from .processes import Process
+from .protocol import fence_from
 from .templating import NoTemplate, open_template
+from .workers import Workers
 
 __all__ = ["Node"]
 
 _REMEMBERED_FENCES = 10_000
+_WORKER_LOOK_S = 0.02
 
 
 class Node:
@@ -35,6 +40,7 @@ class Node:
     def __init__(self, host: Host, pool: Pool, on_event: Callable[[Event], None]) -> None:
         self._host, self._pool = host, pool
         self.on_event = on_event
+        self.workers = Workers(host)
         self._persistent: dict[UUID, Environment] = {}
         self._all: set[Environment] = set()
         self._running: dict[Fence, Environment] = {}
@@ -63,6 +69,12 @@ class Node:
             known = (self._running, self._reports, self._acknowledged)
             if not any(spec.fence in fences for fences in known):
                 self._begin(spec)
+
+    def work(self, asker: socket.socket, message: Mapping[str, Any]) -> None:
+        """On the files of a persistent environment in which nothing runs; all else about it goes over that socket."""
+        fence = fence_from(message["fence"])
+        environment = self._persistent.get(UUID(message["environment"]))
+        self.workers.begin(asker, fence, environment, message["work"])
 
     def processes(self, identifier: UUID) -> list[Process]:
         """The living processes of a persistent environment."""
@@ -96,6 +108,8 @@ class Node:
         for fence in fences:
             if (environment := self._running.get(fence)) is not None:
                 environment.stop("cancelled")
+            else:
+                self.workers.kill(fence)
 
     def destroy(self, identifiers: Iterable[UUID], done: Callable[[], None]) -> None:
         """`done` once none of them has a living process."""
@@ -120,6 +134,10 @@ class Node:
         environment = self._persistent.get(spec.environment.id)
         if environment is not None and (environment.attempt is not None or environment.is_ending):
             self._refuse(spec, "environment_busy", "another action runs in the environment, or it is being destroyed")
+            return
+        if self.workers.is_at(spec.environment.id):
+            # Of a manager that is no more: it was killed, and is gone in a moment.
+            self._host.loop.after(_WORKER_LOOK_S, lambda: self.start([spec]))
             return
         if environment is None and not spec.environment.may_make:
             self._reported(_lost(spec))

@@ -42,6 +42,8 @@ class Server:
         self._manager: _Connection | None = None
         self._follows: dict[int, Callable[[], None]] = {}
         """How to withdraw the manager's questions for output that wait for an answer."""
+        self._session = ""
+        """What the manager names on connections of their own, one for each work on files."""
         node.on_event = self._publish
 
     def listen(self, path: Path) -> None:
@@ -69,6 +71,9 @@ class Server:
         _Connection(self._loop, connected, self._serve)
 
     def _serve(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+        if message["op"] == "work" and message["session"] == self._session:
+            self._node.work(connection.detached(), message)
+            return
         if message["op"] != "hello" and connection is not self._manager:
             raise ValueError("only the manager that said hello is served")
         match message["op"]:
@@ -97,9 +102,12 @@ class Server:
             withdraw()
         self._follows.clear()
         self._manager = connection
+        # What an earlier one had begun nobody waits for.
+        self._node.workers.kill_all()
+        self._session = str(uuid4())
         for report in self._node.reports:
             connection.send({"id": number, "report": report_to(report)})
-        connection.send({"id": number, "state": state_to(self._state())})
+        connection.send({"id": number, "state": state_to(self._state()), "session": self._session})
 
     def _serve_live(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
         match message["op"]:
@@ -163,6 +171,12 @@ class _Connection:
             self._outgoing += encode_frame(message)
             self._write()
 
+    def detached(self) -> socket.socket:
+        """Served by somebody else from now on."""
+        self._is_open = False
+        self._loop.unwatch(self._socket.fileno())
+        return self._socket
+
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
@@ -177,6 +191,8 @@ class _Connection:
                 return
             for message in self._frames.feed(data):
                 self._serve(self, message)
+                if not self._is_open:
+                    return
         except BlockingIOError:
             return
         except (OSError, ValueError, KeyError, TypeError):

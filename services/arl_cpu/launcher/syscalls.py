@@ -18,12 +18,14 @@ __all__ = [
     "drop_capabilities",
     "empty_bounding_set",
     "empty_capability_sets",
+    "enter_namespace",
     "make_readonly",
     "mapped_copy",
     "mount",
     "mount_copy",
     "open_beneath",
     "open_in_root",
+    "owner_of_namespace",
     "pivot_root",
     "prctl",
     "raw",
@@ -52,6 +54,7 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x100000
 _OPEN_TREE_CLONE, _MOVE_EMPTY_PATH = 1, 4
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x01, 0x02, 0x08, 0x10
 _CAPABILITY_VERSION_3 = 0x20080522
+_NS_GET_USERNS = 0xB701
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +62,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def enter_namespace(namespace: int, kind: int) -> None:
+    """One that is open, of that kind (CLONE_NEW…). A mount namespace also brings its root and working directory."""
+    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), "setns")
+
+
+def owner_of_namespace(namespace: int) -> int:
+    """The user namespace that it belongs to, opened."""
+    return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

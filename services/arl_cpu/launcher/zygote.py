@@ -11,12 +11,12 @@ import signal
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import seccomp
+from . import seccomp, worker
 from .agent import run
 from .channel import Channel
 from .drivers import Driver
@@ -40,7 +40,7 @@ class Zygote:
         self.is_gone = False
         self._tickets = itertools.count()
         self._asked: dict[int, _Made] = {}
-        self._waiting: deque[tuple[socket.socket, dict[str, Any], _Made]] = deque()
+        self._waiting: deque[tuple[list[int], dict[str, Any], _Made]] = deque()
 
     def make(self, agent_end: socket.socket, host_id: int | None, join: Sequence[str], made: "_Made") -> None:
         """Fork an agent on this end of its channel, which is taken over; `made` gets its pid, or 0 and why not.
@@ -48,11 +48,11 @@ class Zygote:
         Where it gets namespaces of its own, `host_id` is the only uid in them. `join` are files of cgroups. Raises
         ConnectionError where the zygote is gone.
         """
-        if self.is_gone:
-            agent_end.close()
-            raise ConnectionError(_GONE)
-        self._waiting.append((agent_end, {"host_id": host_id, "join": list(join)}, made))
-        self._ask()
+        self._begin([agent_end.detach()], {"host_id": host_id, "join": list(join)}, made)
+
+    def work(self, stream: int, mounts: int | None, wanted: Mapping[str, Any], made: "_Made") -> None:
+        """Fork a worker for an environment's files, as `make` does an agent; both files are taken over."""
+        self._begin([stream] if mounts is None else [stream, mounts], {"work": dict(wanted)}, made)
 
     @property
     def is_idle(self) -> bool:
@@ -71,18 +71,26 @@ class Zygote:
         self._ask()
         return True
 
+    def _begin(self, files: list[int], wanted: dict[str, Any], made: "_Made") -> None:
+        if self.is_gone:
+            _close(files)
+            raise ConnectionError(_GONE)
+        self._waiting.append((files, wanted, made))
+        self._ask()
+
     def _ask(self) -> None:
         """A few at a time: with full channels both sides would wait for each other."""
         while self._waiting and len(self._asked) < _MAX_ASKED and not self.is_gone:
-            agent_end, wanted, made = self._waiting.popleft()
+            files, wanted, made = self._waiting.popleft()
             ticket = next(self._tickets)
             self._asked[ticket] = made
-            with agent_end, suppress(ConnectionError):  # its end is told by `answer`
-                self.channel.send({"ticket": ticket, **wanted}, [agent_end.fileno()])
+            with suppress(ConnectionError):  # its end is told by `answer`
+                self.channel.send({"ticket": ticket, **wanted}, files)
+            _close(files)
 
     def _refuse_all(self) -> None:
-        for agent_end, _, _ in self._waiting:
-            agent_end.close()
+        for files, _, _ in self._waiting:
+            _close(files)
         refused = [*self._asked.values(), *(made for _, _, made in self._waiting)]
         self._asked.clear()
         self._waiting.clear()
@@ -121,17 +129,16 @@ def _serve(channel: Channel, driver: Driver, native: int | None) -> NoReturn:
             if fd == channel.socket.fileno():
                 if (received := channel.receive()) is None:
                     os._exit(0)
-                message, (agent_end,) = received
+                message, files = received
                 try:
-                    agent = _Agent(agent_end, driver, native)
-                    making = _Making(message["ticket"], agent, message["host_id"], message["join"])
+                    making = _Making(message, files, driver, native)
                 except OSError as error:
                     channel.send({"ticket": message["ticket"], "pid": 0, "error": str(error)})
                 else:
                     makings[making.fileno()] = making
                     poller.register(making.fileno(), select.POLLIN)
                 finally:
-                    os.close(agent_end)
+                    _close(files)
             elif (answer := makings[fd].advance()) is not None:
                 poller.unregister(fd)
                 makings.pop(fd).close()
@@ -148,11 +155,11 @@ class _Agent:
 
 
 class _Making:
-    """One agent on its way, through a middle process: only children of whoever unshares enter the new pid namespace."""
+    """One process on its way, through a middle one: only children of whoever unshares enter the new pid namespace."""
 
-    def __init__(self, ticket: int, agent: _Agent, host_id: int | None, join: Sequence[str]) -> None:
-        self._ticket, self._host_id = ticket, host_id
-        self._is_mapped = not agent.driver.zygote_unshares
+    def __init__(self, message: Mapping[str, Any], files: Sequence[int], driver: Driver, native: int | None) -> None:
+        self._ticket, self._host_id = message["ticket"], message.get("host_id")
+        self._is_mapped = not driver.zygote_unshares or "work" in message
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._middle = os.fork()
@@ -161,7 +168,9 @@ class _Making:
             theirs.close()
             raise
         if self._middle == 0:
-            _be_middle(theirs, agent, join)
+            if "work" in message:
+                _be_middle_of_work(theirs, files, message["work"])
+            _be_middle(theirs, _Agent(files[0], driver, native), message["join"])
         theirs.close()
 
     def fileno(self) -> int:
@@ -204,6 +213,18 @@ def _be_middle(to_zygote: socket.socket, agent: _Agent, join: Sequence[str]) -> 
     os._exit(0)
 
 
+def _be_middle_of_work(to_zygote: socket.socket, files: Sequence[int], wanted: Mapping[str, Any]) -> NoReturn:
+    """Its own end makes the worker the launcher's child."""
+    try:
+        pid = os.fork()
+        if pid == 0:
+            worker.run(files[0], files[1] if len(files) > 1 else None, wanted)
+        to_zygote.sendall(_PID.pack(pid))
+    except OSError as error:
+        to_zygote.sendall(b"error " + str(error).encode())
+    os._exit(0)
+
+
 def _expect(answer: bytes) -> bytes:
     if len(answer) != _PID.size:
         raise OSError(answer.removeprefix(b"error ").decode() or "it died")
@@ -219,6 +240,11 @@ def _map_ids(pid: int, host_id: int) -> None:
         _write(f"/proc/{pid}/setgroups", "deny")
     _write(f"/proc/{pid}/uid_map", f"{INSIDE_ID} {host_id} 1")
     _write(f"/proc/{pid}/gid_map", f"{INSIDE_ID} {host_gid} 1")
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)
 
 
 def _write(path: str, text: str) -> None:

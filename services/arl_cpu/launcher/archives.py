@@ -1,0 +1,295 @@
+"""File trees as tar archives, on their way out of an environment and into it. Streams: nothing is held but a block."""
+
+import errno
+import gzip
+import io
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO
+
+from .syscalls import open_beneath
+from .trees import Entry, Refused, Tree, relative, shown
+
+__all__ = ["DISK_FULL", "MAX_MEMBERS", "Size", "measured", "pack", "unpack"]
+
+MAX_MEMBERS = 65_536
+"""As many as an environment can hold."""
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BLOCK = 256 << 10
+_HEADERS = 2 * tarfile.BLOCKSIZE
+_LATEST_S = 1 << 33
+_UNFINISHED = ".tangram-unfinished"
+_GZIP = b"\x1f\x8b"
+_DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY
+
+
+@dataclass(slots=True)
+class Size:
+    """Of an archive: its members, and the bytes of its files."""
+
+    members: int = 0
+    bytes: int = 0
+    left_out: int = 0
+    """Pipes, sockets and devices."""
+
+
+def measured(tree: Tree, *, max_bytes: int) -> Size:
+    """What it will be, known before a byte of it is sent. Raises Refused for what is too much or can't be read."""
+    size = Size()
+    for entry in tree.entries():
+        if entry.kind == "other":
+            size.left_out += 1
+            continue
+        size.members += 1
+        if entry.kind == "file":
+            size.bytes += entry.state.st_size
+            if not os.access(entry.name, os.R_OK, dir_fd=entry.directory):
+                raise Refused("conflict", f"{shown(entry.path)!r} cannot be read: its mode forbids it")
+        if size.members > MAX_MEMBERS:
+            raise Refused("too_large", f"there are more than {MAX_MEMBERS} files; ask for a part of them")
+        if size.bytes > max_bytes:
+            raise Refused("too_large", f"there are more than {max_bytes} bytes; ask for a part of them")
+    return size
+
+
+def pack(tree: Tree, target: BinaryIO) -> None:
+    """Files, directories, links and hard links among them; pipes, sockets and devices are left out."""
+    seen: dict[tuple[int, int], str] = {}
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK) as archive:
+        for entry in tree.entries():
+            archive.members = []  # type: ignore[attr-defined] # it would remember them all
+            if entry.kind == "other":
+                continue
+            member = _member(entry, seen)
+            if member.isreg():
+                with open(entry.open(), "rb") as file:
+                    member.size = os.fstat(file.fileno()).st_size
+                    archive.addfile(member, file)
+            else:
+                archive.addfile(member)
+
+
+def unpack(stream: io.RawIOBase, root: int, path: str, *, max_bytes: int) -> Size:
+    """To the directory `path`, which is made where it is not there. A file is all there, or what was there before.
+
+    Raises Refused, with the member's name, for what leads out, is too much or is no file, directory or link; what
+    came before that member stays.
+    """
+    top = relative(path)
+    taking = _Taking(root, top, max_bytes)
+    bounded = _Bounded(_decompressed(stream), max_bytes + MAX_MEMBERS * _HEADERS)
+    try:
+        if top:
+            os.close(taking.directory(""))
+        with tarfile.open(fileobj=io.BufferedReader(bounded, _BLOCK), mode="r|", bufsize=_BLOCK) as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined] # as above
+                taking.take(member, archive)
+        while bounded.read(_BLOCK):
+            pass  # what follows the archive's end
+    except _DAMAGED as error:
+        raise Refused("invalid", f"this is no whole tar archive, plain or gzip: {error}") from None
+    taking.finish()
+    return taking.size
+
+
+def _member(entry: Entry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
+    state = entry.state
+    member = tarfile.TarInfo(entry.path)
+    member.mode, member.mtime = stat.S_IMODE(state.st_mode) & 0o777, max(0, int(state.st_mtime))
+    if entry.kind == "directory":
+        member.type = tarfile.DIRTYPE
+    elif entry.kind == "symlink":
+        member.type, member.linkname = tarfile.SYMTYPE, entry.target()
+    elif state.st_nlink > 1:
+        first = seen.setdefault((state.st_dev, state.st_ino), entry.path)
+        if first != entry.path:
+            member.type, member.linkname = tarfile.LNKTYPE, first
+    return member
+
+
+class _Taking:
+    """Members of an archive becoming files below a directory."""
+
+    def __init__(self, root: int, top: str, max_bytes: int) -> None:
+        self.size = Size()
+        self._root, self._top, self._max_bytes = root, top, max_bytes
+        self._times: dict[str, float] = {}
+
+    def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        """A later member of the same name replaces an earlier one."""
+        self.size.members += 1
+        if self.size.members > MAX_MEMBERS:
+            raise Refused("too_large", f"the archive has more than {MAX_MEMBERS} members")
+        with _named(member.name):
+            path = relative(member.name)
+            if member.isdir():
+                self._make_directory(path, member)
+                return
+            if not path:
+                raise Refused("invalid", "it is the directory itself, and says that it is none")
+            parent, _, name = path.rpartition("/")
+            with self._within(parent) as directory:
+                if member.isreg():
+                    self._write(member, archive, directory, name)
+                elif member.issym():
+                    _replace(directory, name, partial(_symlink, member, directory))
+                elif member.islnk():
+                    self._link(member.linkname, directory, name)
+                else:
+                    raise Refused("invalid", "it is a device or a pipe, which an environment takes none of")
+
+    def finish(self) -> None:
+        """Directories get their times last: making what is in them changed those."""
+        for path, mtime in self._times.items():
+            with suppress(OSError):  # replaced since
+                directory = open_beneath(self._root, self._at(path), os.O_RDONLY | os.O_DIRECTORY)
+                os.utime(directory, (mtime, mtime))
+                os.close(directory)
+
+    def directory(self, path: str) -> int:
+        """Opened, and made with its parents where it is not there. Raises OSError where something else is."""
+        try:
+            return open_beneath(self._root, self._at(path), _DIRECTORY)
+        except FileNotFoundError:
+            pass
+        at = ""
+        for part in self._at(path).split("/"):
+            above, at = at or ".", f"{at}/{part}" if at else part
+            parent = open_beneath(self._root, above, _DIRECTORY)
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=parent)
+            os.close(parent)
+        return open_beneath(self._root, at, _DIRECTORY)
+
+    def _at(self, path: str) -> str:
+        return f"{self._top}/{path}".strip("/") or "."
+
+    @contextmanager
+    def _within(self, path: str) -> Iterator[int]:
+        directory = self.directory(path)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    def _make_directory(self, path: str, member: tarfile.TarInfo) -> None:
+        if not path:
+            return  # it is there already, and its mode is nobody's business
+        os.close(self.directory(path))
+        made = open_beneath(self._root, self._at(path), os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(PermissionError):  # it is one of the image's own, and as that made it
+            os.fchmod(made, member.mode & 0o777 | 0o700)
+        os.close(made)
+        self._times[path] = _time(member)
+
+    def _write(self, member: tarfile.TarInfo, archive: tarfile.TarFile, directory: int, name: str) -> None:
+        self.size.bytes += max(0, member.size)
+        if member.size < 0 or self.size.bytes > self._max_bytes:
+            raise Refused("disk", f"its files have more than {self._max_bytes} bytes, which is all the environment has")
+        source = archive.extractfile(member)
+        assert source is not None
+
+        def write(new: str) -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(new, flags, 0o600, dir_fd=directory), "wb", buffering=0) as file:
+                while block := source.read(_BLOCK):
+                    _write_all(file.fileno(), block)
+                # No set-uid, set-gid or sticky bit.
+                os.fchmod(file.fileno(), member.mode & 0o777)
+                os.utime(file.fileno(), (_time(member), _time(member)))
+
+        _replace(directory, name, write)
+
+    def _link(self, target: str, directory: int, name: str) -> None:
+        parent, _, last = relative(target).rpartition("/")
+        try:
+            there = open_beneath(self._root, self._at(parent), _DIRECTORY)
+        except OSError:
+            raise Refused("invalid", f"it is a hard link to {target!r}, which is not there") from None
+        try:
+            if not stat.S_ISREG(_mode_of(there, last) or 0):
+                raise Refused("invalid", f"it is a hard link to {target!r}, which is no file there")
+            if os.path.samestat(os.fstat(there), os.fstat(directory)) and last == name:
+                return
+            both = {"src_dir_fd": there, "dst_dir_fd": directory}
+            _replace(directory, name, lambda new: os.link(last, new, **both, follow_symlinks=False))
+        finally:
+            os.close(there)
+
+
+def _symlink(member: tarfile.TarInfo, directory: int, name: str) -> None:
+    os.symlink(member.linkname, name, dir_fd=directory)
+    os.utime(name, (_time(member), _time(member)), dir_fd=directory, follow_symlinks=False)
+
+
+def _replace(directory: int, name: str, make: Callable[[str], None]) -> None:
+    """Made beside it and put in its place, so that there is always one of the two. A directory is never replaced."""
+    with suppress(FileNotFoundError):
+        os.unlink(_UNFINISHED, dir_fd=directory)  # whatever lies there
+    try:
+        make(_UNFINISHED)
+        os.rename(_UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        with suppress(OSError):  # renamed; or a link to the very file it should replace, which rename leaves
+            os.unlink(_UNFINISHED, dir_fd=directory)
+
+
+def _write_all(file: int, block: bytes) -> None:
+    view = memoryview(block)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _mode_of(directory: int, name: str) -> int | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _time(member: tarfile.TarInfo) -> float:
+    return min(max(0.0, float(member.mtime)), _LATEST_S)
+
+
+def _decompressed(stream: io.RawIOBase) -> Any:
+    buffered = io.BufferedReader(stream, _BLOCK)
+    return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == _GZIP else buffered
+
+
+class _Bounded(io.RawIOBase):
+    """No more than so many bytes: what a small archive says of itself may be long."""
+
+    def __init__(self, inner: Any, max_bytes: int) -> None:
+        self._inner, self._left = inner, max_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        data = self._inner.read(len(target))
+        self._left -= len(data)
+        if self._left < 0:
+            raise Refused("too_large", "the archive unpacks to more than the environment could ever hold")
+        target[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Whatever is wrong is said with the member's name."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(error.code, f"member {shown(name)!r}: {error}") from None
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise Refused("disk", f"member {shown(name)!r} does not fit on the environment's disk") from None
+        raise Refused("conflict", f"member {shown(name)!r} cannot be made: {error.strerror or error}") from None

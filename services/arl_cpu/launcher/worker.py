@@ -1,0 +1,142 @@
+"""A process for one piece of work on the files of a living environment, between its actions.
+
+It is in the environment's mount namespace, as its one user, without a capability and behind the filter of its actions;
+whatever lies in wait there can make it do only what that user may do anyway. It is not in the environment's pid
+namespace: nothing in there sees, signals or traces it. It does not freeze with the environment either, for it works
+while that is frozen: of the cgroups it joins all but the freezer's, so that what it writes is the environment's memory.
+
+Under cgroup v2, where one directory is all of them, it joins none; the size of the write area bounds what it writes.
+"""
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from . import seccomp, syscalls, work_stream
+from .archives import DISK_FULL, measured, pack, unpack
+from .trees import Refused, Tree, listed
+
+__all__ = ["run"]
+
+INSIDE_ID = 1000
+_STREAM_FD, _MOUNTS_FD = 3, 4
+_NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
+_MOST_MEMORY = 192 << 20
+"""Headers of an archive are read into memory, however long they say they are."""
+_MIB = 1 << 20
+
+
+def run(stream: int, mounts: int | None, wanted: Mapping[str, Any]) -> NoReturn:
+    """Do what is `wanted` and tell it on the stream. Never returns to the code it was forked from."""
+    try:
+        _keep_only(stream, mounts)
+        peer = work_stream.Peer(socket.socket(fileno=_STREAM_FD))
+        signal.signal(signal.SIGALRM, _time_is_up)
+        signal.alarm(wanted["limit_s"])
+        try:
+            root = _enter(_MOUNTS_FD if mounts is not None else None, wanted)
+            peer.say(_do(peer, root, wanted))
+        except Refused as refused:
+            peer.fail(refused.code, str(refused))
+        except MemoryError:
+            peer.fail("memory", "the archive asks for more memory than there is for it")
+        except OSError as error:
+            full = error.errno in DISK_FULL
+            peer.fail("disk" if full else "conflict", f"{error.strerror or error}: {error.filename or wanted['op']}")
+    finally:
+        os._exit(0)
+
+
+def _do(peer: work_stream.Peer, root: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    match wanted["op"]:
+        case "list":
+            tree = Tree(root, wanted["path"])
+            return listed(tree, recursive=wanted["recursive"], limit=wanted["limit"], after=wanted["after"])
+        case "pack":
+            tree = Tree(root, wanted["path"])
+            size = measured(tree, max_bytes=wanted["max_bytes"])
+            peer.say({"members": size.members, "bytes": size.bytes, "left_out": size.left_out})
+            with peer.output() as target:
+                pack(tree, target)
+            return {}
+        case "unpack":
+            peer.say({})
+            size = unpack(peer.input(), root, wanted["path"], max_bytes=wanted["disk_mib"] * _MIB)
+            return {"members": size.members, "bytes": size.bytes}
+    raise Refused("unsupported", f"there is no work called {wanted['op']!r}")
+
+
+def _keep_only(stream: int, mounts: int | None) -> None:
+    """Of the files that came with the fork."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    # First out of the way: one may have the number that another shall get.
+    kept = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _MOUNTS_FD + 1) for file in (stream, mounts) if file is not None]
+    for number, file in zip((_STREAM_FD, _MOUNTS_FD), kept, strict=False):
+        os.dup2(file, number, inheritable=False)
+    os.closerange(_STREAM_FD + len(kept), os.sysconf("SC_OPEN_MAX"))
+
+
+def _enter(mounts: int | None, wanted: Mapping[str, Any]) -> int:
+    """Become the environment's user where its files are; the working directory, opened."""
+    for path in wanted["join"]:
+        _write(path, "0")
+    with suppress(PermissionError):  # a host may have set a higher floor
+        _write("/proc/self/oom_score_adj", "1000")
+    if os.geteuid() == 0 and (mounts is not None or wanted["host_id"] is not None):
+        os.setgroups([])
+    if mounts is not None:
+        user = syscalls.owner_of_namespace(mounts)
+        syscalls.enter_namespace(user, _NEW_USER)
+        syscalls.empty_bounding_set()
+        syscalls.enter_namespace(mounts, _NEW_MOUNTS)
+        os.close(user)
+        os.close(mounts)
+        _become(INSIDE_ID)
+    elif wanted["host_id"] is not None:
+        syscalls.empty_bounding_set()
+        _become(wanted["host_id"])
+    _limit(wanted["disk_mib"])
+    syscalls.empty_capability_sets()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    seccomp.install(has_cgroup=wanted["has_cgroup"])
+    return _open_root(wanted["workspace"], is_own_tree=mounts is not None)
+
+
+def _open_root(workspace: str, *, is_own_tree: bool) -> int:
+    """In the host's tree what leads to it is the launcher's, and the last name could be a link that an action made."""
+    if is_own_tree:
+        return os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent, name = os.path.split(workspace)
+    area = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=area)
+
+
+def _become(uid: int) -> None:
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _limit(disk_mib: int) -> None:
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, _MOST_MEMORY),
+        (resource.RLIMIT_FSIZE, disk_mib * _MIB),
+    ):
+        resource.setrlimit(kind, (most, most))
+
+
+def _time_is_up(_number: int, _frame: object) -> None:
+    raise Refused("time", "it took longer than it may")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,124 @@
+"""Work on the files of living environments: each piece in a process of its own, with its own connection.
+
+Not a byte of an archive passes through the launcher: it has the process forked, hands it the connection and waits.
+"""
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from arl_core.fence import Fence
+
+from .cells import Cell, Host
+from .environment import Environment
+from .protocol import encode_frame
+from .trees import Code
+
+__all__ = ["Workers"]
+
+_AT_WORK_MILLI = 1000
+"""The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
+
+
+class Workers:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._works: dict[Fence, _Work] = {}
+
+    def begin(self, asker: socket.socket, fence: Fence, environment: Environment | None, asked: dict[str, Any]) -> None:
+        """The asker hears of all that comes of it; the end of the connection is the end of the process."""
+        if environment is None:
+            _refuse(asker, "lost", "the environment is not there any more")
+        elif (found := environment.idle_cell) is None or found[0].workers:
+            _refuse(asker, "busy", "something else is at work in the environment")
+        else:
+            cell, workspace = found
+            work = _Work(asker, cell, environment.spec.id, asked["op"])
+            wanted = {**asked, **self._place(cell, workspace, environment.spec.disk_mib)}
+            try:
+                self._fork(fence, work, wanted)
+            except OSError as error:
+                _refuse(asker, "unsupported", f"nothing can be done with its files: {error}")
+
+    def is_at(self, environment: UUID) -> bool:
+        return any(work.environment == environment for work in self._works.values())
+
+    def kill(self, fence: Fence) -> None:
+        if (work := self._works.get(fence)) is not None:
+            work.kill()
+
+    def kill_all(self) -> None:
+        for work in self._works.values():
+            work.kill()
+
+    def _place(self, cell: Cell, workspace: str, disk_mib: int) -> dict[str, Any]:
+        return {
+            "join": list(cell.group.joined_by_workers),
+            "workspace": workspace,
+            "host_id": cell.own_uid,
+            "disk_mib": disk_mib,
+            "has_cgroup": self._host.tree is not None,
+        }
+
+    def _fork(self, fence: Fence, work: "_Work", wanted: dict[str, Any]) -> None:
+        work.cell.group.grant(cpu_milli=_AT_WORK_MILLI, cores=())
+        mounts, stream = work.cell.open_mounts(), os.dup(work.asker.fileno())
+        self._host.zygote.work(stream, mounts, wanted, partial(self._made, fence, work))
+        self._works[fence] = work
+        work.cell.workers.add(work)
+
+    def _made(self, fence: Fence, work: "_Work", pid: int, error: str) -> None:
+        if pid:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                pid, error = 0, "it died at once"
+        if not pid:
+            _tell(work.asker, "unsupported", f"no process for the environment's files: {error}")
+            self._forget(fence, work)
+            return
+        work.pid = pid
+        self._host.workers[pid] = partial(self._ended, fence, work)
+        if work.is_killed:
+            work.kill()
+
+    def _ended(self, fence: Fence, work: "_Work", status: int) -> None:
+        # Where an output broke off in the middle of a chunk, nothing more could be understood.
+        if os.WIFSIGNALED(status) and not work.is_killed and work.op != "pack":
+            code: Code = "memory" if work.cell.group.usage().oom_kills > work.oom_kills else "conflict"
+            _tell(work.asker, code, f"the process at work on the files was ended by signal {os.WTERMSIG(status)}")
+        self._forget(fence, work)
+
+    def _forget(self, fence: Fence, work: "_Work") -> None:
+        del self._works[fence]
+        work.cell.workers.discard(work)
+        work.asker.close()
+
+
+class _Work:
+    def __init__(self, asker: socket.socket, cell: Cell, environment: UUID, op: str) -> None:
+        self.asker, self.cell, self.environment, self.op = asker, cell, environment, op
+        self.oom_kills = cell.group.usage().oom_kills
+        self.pid: int | None = None
+        self.is_killed = False
+
+    def kill(self) -> None:
+        self.is_killed = True
+        if self.pid is not None:
+            with suppress(ProcessLookupError):  # it has ended, which is being told
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _refuse(asker: socket.socket, code: str, message: str) -> None:
+    _tell(asker, code, message)
+    asker.close()
+
+
+def _tell(asker: socket.socket, code: str, message: str) -> None:
+    """What fits at once: who does not read has gone."""
+    with suppress(OSError):
+        asker.send(encode_frame({"refused": code, "message": message}), socket.MSG_DONTWAIT)

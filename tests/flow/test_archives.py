@@ -1,0 +1,318 @@
+"""File trees of kept environments: listed, taken out and put in as archives, whatever they hold."""
+
+import asyncio
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from arl_store.migrate import ensure_api_key
+from support.postgres import Databases
+from support.sandbox import living_descendants
+from support.system import System, running_system
+
+SMALL = {"task": "t", "memory_mib": 128, "disk_mib": 8}
+OTHER_KEY = "tk_ffffffffffffffffffffffffffffffff"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "other", OTHER_KEY)
+    gateway = {"TANGRAM_MAX_ARCHIVE_MIB": "64"}
+    async with running_system(owner_url, driver="namespaces", cores=1, overrides={"gateway": gateway}) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    async with system.client() as api:
+        yield api
+
+
+@pytest_asyncio.fixture
+async def home(api: httpx.AsyncClient) -> AsyncIterator[str]:
+    """The path of an environment, ended afterwards."""
+    path = await made(api)
+    yield path
+    await api.delete(path)
+
+
+async def made(api: httpx.AsyncClient, **wanted: Any) -> str:
+    answer = await api.post("/v1/environments", json=SMALL | wanted)
+    assert answer.status_code == 201, answer.text
+    return f"/v1/environments/{answer.json()['id']}"
+
+
+async def run(api: httpx.AsyncClient, home: str, script: str, **action: Any) -> str:
+    body = {"task": "t", "argv": ["sh", "-c", script], "environment": {"id": home.rpartition("/")[2]}}
+    body["demand"] = {"cpu": 0.5}
+    answer = await api.post("/v1/actions", params={"wait": 30}, json=body | action)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["result"]["stdout"]["text"])
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes], mode: Any = "w") -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode=mode) as packed:
+        for member, content in members:
+            packed.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+def a_file(name: str, content: bytes = b"x", **changes: Any) -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for key, value in changes.items():
+        setattr(member, key, value)
+    return member, content
+
+
+def a_member(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    return a_file(name, b"", type=kind, linkname=target)
+
+
+def names(content: bytes) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(content)) as packed:
+        return {member.name: member for member in packed}
+
+
+async def test_what_goes_in_comes_out(api: httpx.AsyncClient, home: str) -> None:
+    packed = archive(
+        a_member("src", tarfile.DIRTYPE),
+        a_file("src/run.sh", b"#!/bin/sh\necho ran\n", mode=0o755, mtime=1_000_000_000),
+        a_file("src/ü b.txt", bytes(range(256)) * 100),
+        a_member("link", tarfile.SYMTYPE, "src/run.sh"),
+        a_member("twin", tarfile.LNKTYPE, "src/run.sh"),
+    )
+    answer = await api.put(f"{home}/archive", content=packed)
+    assert (answer.status_code, answer.json()) == (200, {"members": 5, "bytes": 25619})
+    assert await run(api, home, "./link; stat -c %h twin; date -r twin +%s") == "ran\n2\n1000000000\n"
+    answer = await api.get(f"{home}/archive")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-tar")
+    found = names(answer.content)
+    assert {name: member.type for name, member in found.items()} == {
+        "link": tarfile.SYMTYPE,
+        "src": tarfile.DIRTYPE,
+        "src/run.sh": tarfile.REGTYPE,
+        "src/ü b.txt": tarfile.REGTYPE,
+        "twin": tarfile.LNKTYPE,
+    }
+    assert (found["src/run.sh"].mode, found["src/run.sh"].mtime) == (0o755, 1_000_000_000)
+    other = await made(api)
+    assert (await api.put(f"{other}/archive", content=gzip.compress(answer.content))).status_code == 200
+    assert (await api.get(f"{other}/archive")).content == answer.content
+    await api.delete(other)
+
+
+async def test_a_part_of_it(api: httpx.AsyncClient, home: str) -> None:
+    await api.put(f"{home}/archive", params={"path": "a/b"}, content=archive(a_file("c/d", b"1"), a_file("e", b"22")))
+    assert list(names((await api.get(f"{home}/archive", params={"path": "a/b/c"})).content)) == ["d"]
+    assert list(names((await api.get(f"{home}/archive", params={"path": "a/b/e"})).content)) == ["e"]
+    assert (await api.get(f"{home}/archive", params={"path": "a/none"})).json()["code"] == "not_found"
+    assert (await api.get(f"{home}/archive", params={"path": "../x"})).status_code == 422
+
+
+async def test_the_list_has_pages(api: httpx.AsyncClient, home: str) -> None:
+    await run(
+        api, home, "mkdir -p b/c; echo hi > b/c/f; ln -s /etc/passwd a; mkfifo p; printf x > \"$(printf 'n\\377')\""
+    )
+    query: dict[str, Any] = {"recursive": True, "limit": 2}
+    seen: list[dict[str, Any]] = []
+    while True:
+        page = (await api.get(f"{home}/files", params=query)).json()
+        seen += page["items"]
+        if "next_cursor" not in page:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert [(each["path"], each["type"]) for each in seen] == [
+        ("a", "symlink"),
+        ("b", "directory"),
+        ("b/c", "directory"),
+        ("b/c/f", "file"),
+        ("n\\xff", "file"),
+        ("p", "other"),
+    ]
+    assert (seen[0]["target"], seen[3]["size"], seen[3]["mode"] & 0o600) == ("/etc/passwd", 3, 0o600)
+    top = (await api.get(f"{home}/files", params={"path": "b"})).json()["items"]
+    assert [each["path"] for each in top] == ["c"]
+    assert (await api.get(f"{home}/files", params={"path": "zz"})).status_code == 404
+    assert (await api.get(f"{home}/files", params={"cursor": "zz"})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("member", "word"),
+    [
+        (a_file("../out"), "leads out"),
+        (a_file("/etc/passwd"), "leads out"),
+        (a_file("a/../../out"), "leads out"),
+        (a_member("hard", tarfile.LNKTYPE, "/etc/passwd"), "leads out"),
+        (a_member("hard", tarfile.LNKTYPE, "../../etc/passwd"), "leads out"),
+        (a_member("hard", tarfile.LNKTYPE, "nothing"), "no file there"),
+        (a_member("null", tarfile.CHRTYPE), "device"),
+        (a_member("pipe", tarfile.FIFOTYPE), "device or a pipe"),
+        (a_file("etc/x"), "cannot be made"),
+        (a_file("there"), "cannot be made"),
+    ],
+)
+async def test_a_member_that_cannot_be_is_named(
+    api: httpx.AsyncClient, home: str, member: tuple[tarfile.TarInfo, bytes], word: str
+) -> None:
+    """What came before it is there."""
+    await run(api, home, "ln -s /etc etc; mkdir there; touch there/y")
+    answer = await api.put(f"{home}/archive", content=archive(a_file("first"), member, a_file("last")))
+    assert answer.status_code in (409, 422), answer.text
+    assert repr(member[0].name) in answer.json()["detail"]
+    assert word in answer.json()["detail"]
+    assert await run(api, home, "ls -A; ls /out ../out 2>&1 | grep -v such") == "etc\nfirst\nthere\n"
+
+
+async def test_no_set_uid_bit_comes_through(api: httpx.AsyncClient, home: str) -> None:
+    await api.put(f"{home}/archive", content=archive(a_file("f", mode=0o6755)))
+    assert await run(api, home, "stat -c %a f") == "755\n"
+
+
+async def test_a_link_of_the_archive_leads_no_file_of_it_out(api: httpx.AsyncClient, home: str) -> None:
+    packed = archive(a_member("d", tarfile.SYMTYPE, "/tmp"), a_file("d/f"))
+    assert (await api.put(f"{home}/archive", content=packed)).status_code == 409
+    assert await run(api, home, "ls /tmp") == ""
+
+
+@pytest.mark.parametrize(
+    "content", [b"no archive at all", archive(a_file("f", b"y" * 5000))[:3000], b"\x1f\x8b\x08junk"]
+)
+async def test_what_is_no_archive_is_a_problem(api: httpx.AsyncClient, home: str, content: bytes) -> None:
+    answer = await api.put(f"{home}/archive", content=content)
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+
+
+async def test_what_does_not_fit_leaves_what_was_there(api: httpx.AsyncClient, home: str) -> None:
+    await run(api, home, "echo old > f")
+    answer = await api.put(f"{home}/archive", content=archive(a_file("e", b"e"), a_file("f", os.urandom(9 << 20))))
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert "'f'" in answer.json()["detail"]
+    assert await run(api, home, "head -c5 f; ls -A") == "old\ne\nf\n"
+    await run(api, home, "head -c 7000000 /dev/zero > most")
+    answer = await api.put(f"{home}/archive", content=archive(a_file("f", b"x" * (3 << 20))))
+    assert (answer.status_code, "disk" in answer.json()["detail"]) == (409, True)
+    assert await run(api, home, "cat f; rm most; ls -A") == "old\ne\nf\n"
+
+
+async def test_a_bomb_bursts_outside(api: httpx.AsyncClient, home: str) -> None:
+    zeros = archive(a_file("z", b"\0" * (60 << 20)))
+    answer = await api.put(f"{home}/archive", content=gzip.compress(zeros))
+    assert answer.status_code == 409, answer.text
+    header = tarfile.TarInfo("a")
+    header.pax_headers = {"comment": "c" * (100 << 20)}
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as packed:
+        packed.addfile(header)
+    answer = await api.put(f"{home}/archive", content=gzip.compress(target.getvalue(), 1))
+    assert answer.status_code in (409, 413), answer.text
+    assert await run(api, home, "ls -A") == ""
+
+
+async def test_too_many_members_are_a_problem(api: httpx.AsyncClient, home: str) -> None:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as packed:
+        for number in range(100_000):
+            packed.addfile(tarfile.TarInfo(f"d{number % 7}/{number}"))
+    answer = await api.put(f"{home}/archive", content=gzip.compress(target.getvalue(), 1))
+    assert answer.status_code in (409, 413), answer.text
+    assert await run(api, home, "rm -rf d*; ls -A") == ""
+
+
+async def test_bodies_and_answers_have_a_bound(api: httpx.AsyncClient) -> None:
+    home = await made(api, disk_mib=200, memory_mib=512)
+    answer = await api.put(f"{home}/archive", content=b"\0" * (65 << 20))
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    await run(api, home, "head -c 70000000 /dev/zero > big", timeout_s=60)
+    answer = await api.get(f"{home}/archive")
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    await api.delete(home)
+
+
+async def test_who_fills_a_tree_with_traps_catches_nothing(api: httpx.AsyncClient, home: str) -> None:
+    a_socket = "import socket; socket.socket(1).bind('s')"
+    await run(api, home, f'mkfifo p; ln -s /proc/1/root/etc out; ln -s loop loop; python3 -c "{a_socket}"')
+    found = names((await api.get(f"{home}/archive")).content)
+    assert {name: member.type for name, member in found.items()} == {"loop": tarfile.SYMTYPE, "out": tarfile.SYMTYPE}
+    await run(api, home, "mkdir shut; chmod 0 shut")
+    answer = await api.get(f"{home}/archive")
+    assert (answer.status_code, "shut" in answer.json()["detail"]) == (409, True)
+
+
+async def test_a_transfer_waits_for_the_actions_before_it(api: httpx.AsyncClient, home: str) -> None:
+    """And the processes that an action left behind see no half of it: they stand still."""
+    body = {"task": "t", "environment": {"id": home.rpartition("/")[2]}, "demand": {"cpu": 0.5}}
+    script = "(while :; do ls | wc -l >> ../tmp/seen; done) & sleep 1; touch made"
+    first = await api.post("/v1/actions", json=body | {"argv": ["sh", "-c", script]})
+    found = names((await api.get(f"{home}/archive")).content)
+    assert "made" in found
+    assert (await api.get(f"/v1/actions/{first.json()['id']}")).json()["outcome"] == "ok"
+
+
+async def test_files_of_another_project_are_not_there(api: httpx.AsyncClient, home: str) -> None:
+    other = {"authorization": f"Bearer {OTHER_KEY}"}
+    calls: list[Callable[[], Any]] = [
+        lambda: api.get(f"{home}/files", headers=other),
+        lambda: api.get(f"{home}/archive", headers=other),
+        lambda: api.put(f"{home}/archive", headers=other, content=archive()),
+    ]
+    assert [(await call()).status_code for call in calls] == [404, 404, 404]
+    assert (await api.get(f"/v1/environments/{uuid4()}/archive")).status_code == 404
+
+
+async def test_what_is_over_has_no_files(api: httpx.AsyncClient) -> None:
+    home = await made(api)
+    await api.delete(home)
+    answer = await api.get(f"{home}/archive")
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "environment.id")
+
+
+async def test_a_transfer_that_nobody_brings_ends_by_itself(api: httpx.AsyncClient, home: str) -> None:
+    body = {"task": "t", "kind": "environment.transfer", "environment": {"id": home.rpartition("/")[2]}}
+    settled = (await api.post("/v1/actions", params={"wait": 30}, json=body)).json()
+    assert (settled["outcome"], settled["reason"]) == ("infra_error", "transfer_abandoned")
+    assert (await api.get(f"{home}/files")).status_code == 200
+
+
+async def test_a_client_that_goes_away_leaves_nothing(system: System, api: httpx.AsyncClient, home: str) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        head, _ = a_file("f", size=1 << 23)
+        yield head.tobuf()
+        sent.set()
+        await asyncio.Event().wait()
+
+    sent = asyncio.Event()
+    sending = asyncio.create_task(api.put(f"{home}/archive", content=endless()))
+    await sent.wait()
+    sending.cancel()
+    await asyncio.wait((sending,))
+    assert await run(api, home, "ls -A") == ""
+    await nothing_is_at_work(system)
+
+
+async def nothing_is_at_work(system: System) -> None:
+    """The launcher has its zygote and agents as children, and as many files open as before the first transfer."""
+    launcher = system.processes["launcher"].pid
+    async with asyncio.timeout(10):
+        while any(is_worker(pid) for pid in living_descendants(launcher)):
+            await asyncio.sleep(0.05)
+
+
+def is_worker(pid: int) -> bool:
+    """In an environment's mount namespace, and not in its pid namespace."""
+    try:
+        mounts, pids = os.readlink(f"/proc/{pid}/ns/mnt"), os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return False
+    return mounts != os.readlink("/proc/self/ns/mnt") and pids == os.readlink("/proc/self/ns/pid")

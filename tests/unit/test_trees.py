@@ -1,0 +1,100 @@
+"""Trees that change while they are packed and unpacked: what lies outside stays there, and nothing comes in from it."""
+
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from arl_cpu.launcher.archives import pack, unpack
+from arl_cpu.launcher.trees import DEEPEST, Refused, Tree, listed
+
+ROUNDS = 200
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "f").write_text("secret")
+    (tmp_path / "inside" / "d").mkdir(parents=True)
+    (tmp_path / "inside" / "d" / "f").write_text("own")
+    opened = os.open(tmp_path / "inside", os.O_PATH | os.O_DIRECTORY)
+    yield opened
+    os.close(opened)
+
+
+@contextmanager
+def swapped(directory: Path) -> Iterator[None]:
+    """Until the end `d` is a directory, nothing and a link that leads out, in turn."""
+    ended = threading.Event()
+
+    def swap() -> None:
+        while not ended.is_set():
+            with suppress(OSError):
+                (directory / "d").rename(directory / "kept")
+                (directory / "d").symlink_to("../outside")
+                (directory / "d").unlink()
+                (directory / "kept").rename(directory / "d")
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        swapper.join()
+
+
+def packed(root: int) -> bytes:
+    target = io.BytesIO()
+    pack(Tree(root, ""), target)
+    return target.getvalue()
+
+
+def test_a_directory_swapped_for_a_link_is_not_packed_from_elsewhere(root: int, tmp_path: Path) -> None:
+    with swapped(tmp_path / "inside"):
+        for _ in range(ROUNDS):
+            with suppress(Refused, OSError):
+                assert b"secret" not in packed(root)
+
+
+def test_a_directory_swapped_for_a_link_is_not_written_elsewhere(root: int, tmp_path: Path) -> None:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for name in ("d/f", "d/new", "d/sub/new"):
+            archive.addfile(tarfile.TarInfo(name))
+    with swapped(tmp_path / "inside"):
+        for _ in range(ROUNDS):
+            with suppress(Refused):
+                unpack(io.BytesIO(target.getvalue()), root, "", max_bytes=1 << 20)  # type: ignore[arg-type]
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["f"]
+    assert (tmp_path / "outside" / "f").read_text() == "secret"
+
+
+def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(root: int) -> None:
+    directory = os.dup(root)
+    for _ in range(DEEPEST + 1):
+        os.mkdir("d2", dir_fd=directory)
+        below = os.open("d2", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(directory)
+    tree = Tree(root, "")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Refused, match="deep"):
+        pack(tree, io.BytesIO())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_list_goes_on_where_it_stopped_although_that_is_gone(root: int, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "inside" / name).touch()
+    first = listed(Tree(root, ""), recursive=True, limit=2, after=None)
+    (tmp_path / "inside" / "b").unlink()
+    after = bytes.fromhex(first["next"]).decode()
+    rest = listed(Tree(root, ""), recursive=True, limit=10, after=after)
+    assert [entry["path"] for entry in rest["entries"]] == ["c", "d", "d/f"]
