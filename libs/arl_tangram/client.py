@@ -13,9 +13,11 @@ import httpx
 
 from arl_tangram import operations, streaming
 from arl_tangram.connection import Connection, resolve
-from arl_tangram.operations import Call, Operation, Pause, Reply
+from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
+from arl_tangram.sending import send, send_async
 from arl_tangram.streaming import OutputEvent
+from arl_tangram.trees import AsyncTrees, Trees
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.keys import CreatedKey, CreateKey, Key
@@ -30,7 +32,7 @@ CONNECTIONS = 2000
 LIMITS = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=200)
 
 
-class Tangram:
+class Tangram(Trees):
     """A blocking client, safe to share between threads.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
@@ -183,17 +185,10 @@ class Tangram:
                 time.sleep(step.seconds)
                 reply = None
             else:
-                reply = self._send(step)
-
-    def _send(self, call: Call) -> Reply:
-        begun = time.monotonic()
-        try:
-            return _reply(self._http.send(_request(self._http, call)))
-        except httpx.TransportError as error:
-            return _no_reply(error, time.monotonic() - begun)
+                reply = send(self._http, step)
 
 
-class AsyncTangram:
+class AsyncTangram(AsyncTrees):
     """An awaiting client. What each method does is said at `Tangram`."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
@@ -323,14 +318,7 @@ class AsyncTangram:
                 await asyncio.sleep(step.seconds)
                 reply = None
             else:
-                reply = await self._send(step)
-
-    async def _send(self, call: Call) -> Reply:
-        begun = time.monotonic()
-        try:
-            return _reply(await self._http.send(_request(self._http, call)))
-        except httpx.TransportError as error:
-            return _no_reply(error, time.monotonic() - begun)
+                reply = await send_async(self._http, step)
 
 
 def _transport() -> httpx.AsyncBaseTransport:
@@ -366,29 +354,3 @@ def _end(timeout_s: float | None) -> float | None:
 
 def _left(ends_at: float | None) -> float | None:
     return None if ends_at is None else max(0.0, ends_at - time.monotonic())
-
-
-def _request(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
-    headers = dict(call.headers or {})
-    content = None
-    if call.body is not None:
-        headers["content-type"] = "application/json"
-        # What the caller did not set is for the server to choose.
-        content = call.body.model_dump_json(exclude_none=not call.send_null, exclude_unset=True)
-    return http.build_request(
-        call.method, call.path, params=call.query, headers=headers, content=content, timeout=call.timeout_s
-    )
-
-
-def _reply(response: httpx.Response) -> Reply:
-    retry_after = response.headers.get("retry-after", "")
-    return Reply(
-        response.status_code,
-        response.content,
-        retry_after_s=float(retry_after) if retry_after.isdigit() else None,
-        elapsed_s=response.elapsed.total_seconds(),
-    )
-
-
-def _no_reply(error: httpx.TransportError, elapsed_s: float) -> Reply:
-    return Reply(0, f"{type(error).__name__}: {error}".encode(), elapsed_s=elapsed_s)

@@ -8,6 +8,7 @@ import random
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -39,6 +40,7 @@ __all__ = [
     "Pause",
     "Reply",
     "WaitTimeout",
+    "all_pages",
     "answered",
     "cancel",
     "create_environment",
@@ -112,6 +114,10 @@ class Call:
     send_null: bool = False
     """An absent field and null are two things to this call."""
     headers: Mapping[str, str] | None = None
+    upload: Path | None = None
+    """The body, instead of `body`."""
+    download: Path | None = None
+    """Where the body of a 2xx answer goes."""
     timeout_s: float = REPLY_MARGIN_S
 
 
@@ -270,7 +276,7 @@ def environment(id: UUID, *, patience_s: float) -> Operation[Environment]:
 
 def list_environments(query: Mapping[str, str | int], *, patience_s: float) -> Operation[list[Environment]]:
     """Newest first, all pages."""
-    return (yield from _all_pages("/v1/environments", query, EnvironmentPage, patience_s))
+    return (yield from all_pages("/v1/environments", query, EnvironmentPage, patience_s))
 
 
 def end_environment(id: UUID, *, patience_s: float) -> Operation[None]:
@@ -290,7 +296,7 @@ def create_key(wanted: CreateKey) -> Operation[CreatedKey]:
 
 def list_keys(*, patience_s: float) -> Operation[list[Key]]:
     """Newest first, all pages."""
-    return (yield from _all_pages("/v1/admin/keys", {}, KeyList, patience_s))
+    return (yield from all_pages("/v1/admin/keys", {}, KeyList, patience_s))
 
 
 def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
@@ -300,7 +306,7 @@ def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
 
 def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
     """In order of their making, all pages."""
-    return (yield from _all_pages("/v1/admin/queues", {}, QueueList, patience_s))
+    return (yield from all_pages("/v1/admin/queues", {}, QueueList, patience_s))
 
 
 def limit_queue(task: str, max_queued: int | None, *, patience_s: float) -> Operation[Queue]:
@@ -336,7 +342,7 @@ def _wait_once(
     return answer
 
 
-def _all_pages(path: str, query: Mapping[str, str | int], page: type[Any], patience_s: float) -> Operation[list[Any]]:
+def all_pages(path: str, query: Mapping[str, str | int], page: type[Any], patience_s: float) -> Operation[list[Any]]:
     found: list[Any] = []
     asked: dict[str, str | int] = {**query, "limit": 1000}
     while True:

@@ -142,9 +142,10 @@ class _Work:
 
     async def close(self) -> None:
         """The launcher holds the other end until it has reaped the process."""
-        with suppress(ConnectionError):
-            await self._kill()
         with suppress(OSError):
+            # The kill comes on another connection, and may come before the work: then this ends that.
+            self._writer.write_eof()
+            await self._kill()
             while await self._reader.read(_CHUNK):
                 pass
         self._writer.close()

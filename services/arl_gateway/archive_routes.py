@@ -6,6 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from arl_gateway.archives import Archives
+from arl_gateway.environment_routes import BYTES
 from arl_gateway.routes import ANY, Writer, trace_of
 from arl_kit.app import documented
 from arl_kit.streamed import Streamed
@@ -73,7 +74,7 @@ async def read_archive(
 @router.put(
     "/{id}/archive",
     operation_id="write_archive",
-    openapi_extra={"requestBody": {"required": True, "content": TAR}},
+    openapi_extra={"requestBody": {"required": True, "content": BYTES}},
     responses=documented(*ANY, BadRequest, NotFound, Conflict, TooLarge, RequestTimeout),
 )
 async def write_archive(

@@ -4,19 +4,22 @@ import asyncio
 import gzip
 import io
 import os
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
+from arl_tangram import AsyncTangram, NotFound, Tangram
 from support.postgres import Databases
 from support.sandbox import living_descendants
-from support.system import System, running_system
+from support.system import API_KEY, System, running_system
 
 SMALL = {"task": "t", "memory_mib": 128, "disk_mib": 8}
 OTHER_KEY = "tk_ffffffffffffffffffffffffffffffff"
@@ -283,6 +286,45 @@ async def test_a_transfer_that_nobody_brings_ends_by_itself(api: httpx.AsyncClie
     settled = (await api.post("/v1/actions", params={"wait": 30}, json=body)).json()
     assert (settled["outcome"], settled["reason"]) == ("infra_error", "transfer_abandoned")
     assert (await api.get(f"{home}/files")).status_code == 200
+
+
+async def test_both_clients_move_directories(system: System, api: httpx.AsyncClient, home: str, tmp_path: Path) -> None:
+    id, source = UUID(home.rpartition("/")[2]), tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "f").write_bytes(b"content")
+    (source / "link").symlink_to("sub/f")
+    os.mkfifo(source / "pipe")
+
+    def blocking() -> list[str]:
+        with Tangram(system.url, API_KEY) as tangram:
+            assert tangram.upload_directory(id, source, "in").bytes == 7
+            tangram.download_directory(id, tmp_path / "back", "in")
+            return [entry.path for entry in tangram.list_files(id, recursive=True)]
+
+    assert await asyncio.to_thread(blocking) == ["in", "in/link", "in/sub", "in/sub/f"]
+    assert (tmp_path / "back" / "link").read_bytes() == b"content"
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        await tangram.download_archive(id, tmp_path / "a.tar", "in/sub")
+        assert (await tangram.upload_archive(id, tmp_path / "a.tar")).members == 1
+        with pytest.raises(NotFound):
+            await tangram.download_archive(id, tmp_path / "b.tar", "none")
+    assert await run(api, home, "cat f") == "content"
+
+
+async def test_the_command_line_moves_directories(system: System, home: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("content")
+    variables = {**os.environ, "TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY}
+
+    async def tangram(*arguments: str) -> str:
+        command = [sys.executable, "-m", "arl_tangram.cli", "environments", *arguments]
+        process = await asyncio.create_subprocess_exec(*command, env=variables, stdout=asyncio.subprocess.PIPE)
+        return (await process.communicate())[0].decode()
+
+    id = home.rpartition("/")[2]
+    await tangram("push", id, str(tmp_path), "in")
+    assert "in/f" in await tangram("files", id, "--recursive")
+    await tangram("pull", id, str(tmp_path / "back"), "in")
+    assert (tmp_path / "back" / "f").read_text() == "content"
 
 
 async def test_a_client_that_goes_away_leaves_nothing(system: System, api: httpx.AsyncClient, home: str) -> None:

@@ -1,6 +1,7 @@
 """`environments`: the kept environments of our project, where they live, and their end."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
@@ -46,6 +47,46 @@ def end(
     with connected(directory) as tangram:
         for id in ids:
             tangram.end_environment(id)
+
+
+@group.command("files")
+def files(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="As `environments list` shows it.")],
+    path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="With all below.")] = False,
+) -> None:
+    """List the files in a directory of an environment."""
+    with connected(directory) as tangram:
+        for entry in tangram.list_files(id, path, recursive=recursive):
+            leads = f" -> {entry.target}" if entry.target is not None else ""
+            stdout.print(f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {entry.path}{leads}", markup=False)
+
+
+@group.command("pull")
+def pull(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="As `environments list` shows it.")],
+    target: Annotated[Path, typer.Argument(help="A directory here; it is made if there is none.")],
+    path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
+) -> None:
+    """Copy what is in a directory of an environment, or a file of it, to here."""
+    with connected(directory) as tangram:
+        tangram.download_directory(id, target, path)
+
+
+@group.command("push")
+def push(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="As `environments list` shows it.")],
+    source: Annotated[Path, typer.Argument(help="A directory here, or a tar archive.", exists=True)],
+    path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
+) -> None:
+    """Copy what is in a directory or an archive to a directory of an environment."""
+    with connected(directory) as tangram:
+        upload = tangram.upload_directory if source.is_dir() else tangram.upload_archive
+        taken = upload(id, source, path)
+    stdout.print(f"{taken.members} members, {taken.bytes} bytes")
 
 
 def _line(each: Environment) -> str:

@@ -39,7 +39,6 @@ class Peer:
             if self._is_in_output:
                 self._socket.sendall(CHUNK_LENGTH.pack(BROKEN_OFF))
             self._frame({"refused": code, "message": message[:2000]})
-            self._socket.shutdown(socket.SHUT_WR)
             while self._socket.recv(_BLOCK):
                 pass
         except OSError:

@@ -1,0 +1,89 @@
+"""One call of an operation over HTTP, and what came back. Archives go from files and to files."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, aclosing, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from arl_tangram.operations import Call, Reply
+
+__all__ = ["send", "send_async"]
+
+CHUNK = 256 << 10
+
+
+def send(http: httpx.Client, call: Call) -> Reply:
+    begun = time.monotonic()
+    try:
+        with ExitStack() as opened:
+            content = opened.enter_context(call.upload.open("rb")) if call.upload is not None else _body(call)
+            response = http.send(_request(http, call, content), stream=True)
+            opened.enter_context(closing(response))
+            if call.download is not None and response.is_success:
+                with call.download.open("wb") as target:
+                    for chunk in response.iter_raw():
+                        target.write(chunk)
+            else:
+                response.read()
+            return _reply(response, call, time.monotonic() - begun)
+    except httpx.TransportError as error:
+        return _no_reply(error, time.monotonic() - begun)
+
+
+async def send_async(http: httpx.AsyncClient, call: Call) -> Reply:
+    begun = time.monotonic()
+    try:
+        async with AsyncExitStack() as opened:
+            content: Any = _body(call)
+            if call.upload is not None:
+                content = await opened.enter_async_context(aclosing(_read(call.upload)))
+            response = await http.send(_request(http, call, content), stream=True)
+            opened.push_async_callback(response.aclose)
+            if call.download is not None and response.is_success:
+                with call.download.open("wb") as target:
+                    async for chunk in response.aiter_raw():
+                        target.write(chunk)
+            else:
+                await response.aread()
+            return _reply(response, call, time.monotonic() - begun)
+    except httpx.TransportError as error:
+        return _no_reply(error, time.monotonic() - begun)
+
+
+async def _read(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _body(call: Call) -> str | None:
+    if call.body is None:
+        return None
+    # What the caller did not set is for the server to choose.
+    return call.body.model_dump_json(exclude_none=not call.send_null, exclude_unset=True)
+
+
+def _request(http: httpx.Client | httpx.AsyncClient, call: Call, content: Any) -> httpx.Request:
+    headers = dict(call.headers or {})
+    if call.body is not None:
+        headers["content-type"] = "application/json"
+    return http.build_request(
+        call.method, call.path, params=call.query, headers=headers, content=content, timeout=call.timeout_s
+    )
+
+
+def _reply(response: httpx.Response, call: Call, elapsed_s: float) -> Reply:
+    retry_after = response.headers.get("retry-after", "")
+    return Reply(
+        response.status_code,
+        b"" if call.download is not None and response.is_success else response.content,
+        retry_after_s=float(retry_after) if retry_after.isdigit() else None,
+        elapsed_s=elapsed_s,
+    )
+
+
+def _no_reply(error: httpx.TransportError, elapsed_s: float) -> Reply:
+    return Reply(0, f"{type(error).__name__}: {error}".encode(), elapsed_s=elapsed_s)

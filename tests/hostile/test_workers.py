@@ -1,0 +1,167 @@
+"""Work on the files of environments, whoever lives in them, under every driver and as whichever user runs this."""
+
+import asyncio
+import io
+import os
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from arl_core.fence import Fence
+from arl_cpu.executor import EnvironmentSpec, Work, WorkRefused
+from support.conditions import eventually
+from support.sandbox import Bench, a_command, a_program, children_of
+
+LIMIT_S = 60
+
+
+async def begun(sandbox: Bench, environment: EnvironmentSpec, op: str, **asked: Any) -> Work:
+    wanted = {"op": op, "path": "", "limit_s": LIMIT_S, "max_bytes": 1 << 24, **asked}
+    return await sandbox.executor.work(Fence(uuid4(), 1), environment.id, wanted)
+
+
+async def packed(sandbox: Bench, environment: EnvironmentSpec, path: str = "") -> dict[str, tarfile.TarInfo]:
+    work = await begun(sandbox, environment, "pack", path=path)
+    try:
+        await work.answer()
+        content = b"".join([chunk async for chunk in work.output()])
+    finally:
+        await work.close()
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return {member.name: member for member in archive}
+
+
+async def unpacked(sandbox: Bench, environment: EnvironmentSpec, content: bytes) -> Mapping[str, Any]:
+    work = await begun(sandbox, environment, "unpack")
+    try:
+        await work.answer()
+        await work.send(content)
+        await work.send(b"")
+        return await work.answer()
+    finally:
+        await work.close()
+
+
+def an_archive(**files: bytes) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o6777
+            archive.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+async def test_files_belong_to_the_environment_that_they_are_put_into(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
+    await sandbox.run(a_command("true", environment=trajectory))
+    assert await unpacked(sandbox, trajectory, an_archive(a=b"one", b=b"two")) == {"members": 2, "bytes": 6}
+    report = await sandbox.run(a_command("sh", "-c", "stat -c %a a; echo more >> a; cat a b", environment=trajectory))
+    assert (report.outcome, report.stdout.kept) == ("ok", b"777\nonemore\ntwo")
+    assert sorted(await packed(sandbox, trajectory)) == ["a", "b"]
+
+
+async def test_what_stands_still_goes_on_standing_still(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    script = "(while :; do echo x >> ticks; sleep 0.001; done) >/dev/null 2>&1 & sleep 0.1"
+    report = await sandbox.run(a_command("sh", "-c", script, environment=trajectory))
+    assert report.left_behind
+    sizes = [(await packed(sandbox, trajectory))["ticks"].size for _ in range(3)]
+    await unpacked(sandbox, trajectory, an_archive(a=b"1" * (1 << 20)))
+    sizes.append((await packed(sandbox, trajectory))["ticks"].size)
+    assert len(set(sizes)) == 1
+
+
+async def test_nothing_is_done_to_an_environment_in_which_an_action_runs(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
+    running = a_command("sleep", "30", environment=trajectory)
+    report = await sandbox.begin(running)
+    work = await begun(sandbox, trajectory, "pack")
+    with pytest.raises(WorkRefused, match="at work"):
+        await work.answer()
+    await work.close()
+    await sandbox.executor.kill([running.fence])
+    await report
+
+
+async def test_an_action_that_comes_too_early_waits_for_the_files(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    """Those of a manager that is no more, which are being broken off."""
+    await sandbox.run(a_command("true", environment=trajectory))
+    work = await begun(sandbox, trajectory, "unpack")
+    await work.answer()
+    report = await sandbox.begin(a_command("ls", "-A", environment=trajectory))
+    await work.close()
+    assert (await report).stdout.kept == b""
+
+
+async def test_the_working_directory_may_be_a_link_to_the_host(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    """Where it lies in the host's own tree, its name could be made to lead anywhere."""
+    program = "import os; w = os.getcwd(); os.chdir('/'); os.rename(w, w + '2'); os.symlink('/etc', w)"
+    report = await sandbox.run(a_program(program, environment=trajectory))
+    if report.outcome == "ok":
+        with pytest.raises(WorkRefused):
+            await packed(sandbox, trajectory)
+    else:
+        assert await packed(sandbox, trajectory) == {}
+
+
+async def test_links_lead_the_work_nowhere(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    script = "ln -s / root; ln -s /proc/self/root self; ln -s ../../../../.. up; mkfifo pipe"
+    await sandbox.run(a_command("sh", "-c", script, environment=trajectory))
+    for path in ("root/etc/passwd", "self/etc/passwd", "up/etc/passwd", "root", "up", "pipe/x"):
+        with pytest.raises(WorkRefused):
+            await packed(sandbox, trajectory, path)
+    assert {member.type for member in (await packed(sandbox, trajectory)).values()} == {tarfile.SYMTYPE}
+
+
+async def test_a_disk_that_fills_up_is_a_limit_and_stays_usable(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    await sandbox.run(a_command("sh", "-c", "echo old > f", environment=trajectory))
+    with pytest.raises(WorkRefused) as refused:
+        await unpacked(sandbox, trajectory, an_archive(e=b"e", f=os.urandom(33 << 20)))
+    assert refused.value.code == "disk"
+    report = await sandbox.run(a_command("sh", "-c", "cat f; ls -A", environment=trajectory))
+    assert report.stdout.kept == b"old\ne\nf\n"
+
+
+async def test_the_end_of_an_environment_is_the_end_of_work_in_it(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    await sandbox.run(a_command("true", environment=trajectory))
+    work = await begun(sandbox, trajectory, "unpack")
+    await work.answer()
+    await asyncio.wait_for(sandbox.destroy(trajectory.id), 10)
+    with pytest.raises(ConnectionError):
+        await work.answer()
+    await work.close()
+
+
+async def test_work_ends_when_its_time_is_up(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    await sandbox.run(a_command("true", environment=trajectory))
+    work = await begun(sandbox, trajectory, "unpack", limit_s=1)
+    await work.answer()
+    with pytest.raises(WorkRefused) as refused:
+        await work.answer()
+    assert refused.value.code == "time"
+    await work.close()
+
+
+async def test_nothing_is_left_open_by_what_was_done_or_broken_off(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    assert sandbox.launcher is not None
+    await sandbox.run(a_command("true", environment=trajectory))
+    await packed(sandbox, trajectory)
+    children, files = children_of(sandbox.launcher), open_files(sandbox.launcher.pid)
+    for number in range(5):
+        await packed(sandbox, trajectory)
+        work = await begun(sandbox, trajectory, "unpack")
+        if number % 2:
+            await work.answer()
+        await work.close()
+    launcher = sandbox.launcher
+    await eventually(lambda: open_files(launcher.pid) == files and children_of(launcher) == children)
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
