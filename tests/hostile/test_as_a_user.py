@@ -15,7 +15,13 @@ PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygmen
 SOME_UID = 23456
 EXECUTOR_SUITES = ("conformance", "cpu", "launcher", "live", "sessions")
 SUITES = ("tests/hostile", *(f"tests/service/test_executor_{name}.py" for name in EXECUTOR_SUITES))
-SUPPORT = ("tests/support/sandbox.py", "tests/support/images.py", "tests/support/conditions.py", "pyproject.toml")
+SUPPORT = (
+    "tests/support/sandbox.py",
+    "tests/support/work.py",
+    "tests/support/images.py",
+    "tests/support/conditions.py",
+    "pyproject.toml",
+)
 
 
 def same_python() -> bool:

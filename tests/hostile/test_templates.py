@@ -19,6 +19,7 @@ from arl_cpu.templates.streams import Budget
 from support.conditions import eventually
 from support.images import a_layer, a_root, a_symlink, an_oci_layout, member, packed
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
+from support.work import moved
 
 PYTHON = Path("/usr/bin/python3")
 SINCE_LINUX = (6, 6)
@@ -132,6 +133,19 @@ class TestWhatAnActionSees:
         """
         report = await shell(sandbox, text)
         assert (report.outcome, report.stdout.kept) == ("ok", b"above\nx\nb\n1000:700\n"), report
+
+    @pytest.mark.usefixtures("changeable")
+    async def test_what_was_changed_can_be_put_into_another_environment(self, sandbox: Bench) -> None:
+        source, target = an_environment(template="plain"), an_environment(template="plain")
+        text = (
+            "rm -r old; mkdir old; echo y >old/b; rm kept; mkdir kept; chmod 700 /bin/ls; rm /bin/cat; echo t >/tmp/t"
+        )
+        await shell(sandbox, text, source)
+        await shell(sandbox, "touch old/c /tmp/u", target)
+        await moved(sandbox, source, target)
+        report = await shell(sandbox, "ls old kept /tmp /dev/shm; stat -c %a /bin/ls; ls /bin/cat", target)
+        assert report.stdout.kept == b"/dev/shm:\n\n/tmp:\nt\nu\n\nkept:\n\nold:\nb\n700\n", report
+        await sandbox.destroy(source.id, target.id)
 
     async def test_devices_and_proc_are_the_sandboxs_own(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"

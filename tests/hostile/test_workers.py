@@ -7,21 +7,13 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, Work, WorkRefused
+from arl_cpu.executor import EnvironmentSpec, WorkRefused
 from support.conditions import eventually
-from support.sandbox import Bench, a_command, a_program, children_of
-
-LIMIT_S = 60
-
-
-async def begun(sandbox: Bench, environment: EnvironmentSpec, op: str, **asked: Any) -> Work:
-    wanted = {"op": op, "path": "", "limit_s": LIMIT_S, "max_bytes": 1 << 24, **asked}
-    return await sandbox.executor.work(Fence(uuid4(), 1), environment.id, wanted)
+from support.sandbox import Bench, a_command, a_program, an_environment, children_of
+from support.work import begun, moved
 
 
 async def packed(sandbox: Bench, environment: EnvironmentSpec, path: str = "") -> dict[str, tarfile.TarInfo]:
@@ -165,3 +157,17 @@ async def test_nothing_is_left_open_by_what_was_done_or_broken_off(sandbox: Benc
 
 def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def test_all_that_was_written_can_be_put_into_another_environment(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
+    await sandbox.run(
+        a_command("sh", "-c", "echo a > a; mkdir -p d/e; ln -s a l; echo t > $TMPDIR/t", environment=trajectory)
+    )
+    other = an_environment()
+    await sandbox.run(a_command("sh", "-c", "echo old > a; mkdir l", environment=other))
+    await moved(sandbox, trajectory, other)
+    report = await sandbox.run(a_command("sh", "-c", "cat l $TMPDIR/t; find . | sort", environment=other))
+    assert report.stdout.kept == b"a\nt\n.\n./a\n./d\n./d/e\n./l\n"
+    await sandbox.destroy(other.id)

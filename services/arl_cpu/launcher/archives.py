@@ -4,6 +4,7 @@ import errno
 import gzip
 import io
 import os
+import shutil
 import stat
 import tarfile
 import zlib
@@ -26,6 +27,10 @@ _HEADERS = 2 * tarfile.BLOCKSIZE
 _LATEST_S = 1 << 33
 _UNFINISHED = ".tangram-unfinished"
 _GZIP = b"\x1f\x8b"
+_MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
+_NOT_WRITTEN = ("dev", "proc")
+"""Places for what is mounted there."""
+_OVERLAY_OPAQUE = "user.overlay.opaque"
 _DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
@@ -44,7 +49,7 @@ def measured(tree: Tree, *, max_bytes: int) -> Size:
     """What it will be, known before a byte of it is sent. Raises Refused for what is too much or can't be read."""
     size = Size()
     for entry in tree.entries():
-        if entry.kind == "other":
+        if entry.kind == "other" and not _is_whiteout(entry):
             size.left_out += 1
             continue
         size.members += 1
@@ -60,15 +65,18 @@ def measured(tree: Tree, *, max_bytes: int) -> Size:
 
 
 def pack(tree: Tree, target: BinaryIO) -> None:
-    """Files, directories, links and hard links among them; pipes, sockets and devices are left out."""
+    """Files, directories, links and hard links among them; pipes, sockets and devices are left out.
+
+    Of what was written over layers, also the marks of what was removed from them.
+    """
     seen: dict[tuple[int, int], str] = {}
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK) as archive:
         for entry in tree.entries():
             archive.members = []  # type: ignore[attr-defined] # it would remember them all
-            if entry.kind == "other":
+            if entry.kind == "other" and not _is_whiteout(entry):
                 continue
             member = _member(entry, seen)
-            if member.isreg():
+            if member.isreg() and entry.kind == "file":
                 with open(entry.open(), "rb") as file:
                     member.size = os.fstat(file.fileno()).st_size
                     archive.addfile(member, file)
@@ -76,14 +84,15 @@ def pack(tree: Tree, target: BinaryIO) -> None:
                 archive.addfile(member)
 
 
-def unpack(stream: io.RawIOBase, root: int, path: str, *, max_bytes: int) -> Size:
+def unpack(stream: io.RawIOBase, root: int, path: str, *, max_bytes: int, restores: bool = False) -> Size:
     """To the directory `path`, which is made where it is not there. A file is all there, or what was there before.
 
     Raises Refused, with the member's name, for what leads out, is too much or is no file, directory or link; what
-    came before that member stays.
+    came before that member stays. Where it `restores` a snapshot, what is of another kind makes way, and marks of what
+    was removed are obeyed; anybody else's archive removes nothing.
     """
     top = relative(path)
-    taking = _Taking(root, top, max_bytes)
+    taking = _Restoring(root, top, max_bytes) if restores else _Taking(root, top, max_bytes)
     bounded = _Bounded(_decompressed(stream), max_bytes + MAX_MEMBERS * _HEADERS)
     try:
         if top:
@@ -105,7 +114,11 @@ def _member(entry: Entry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
     member = tarfile.TarInfo(entry.path)
     member.mode, member.mtime = stat.S_IMODE(state.st_mode) & 0o777, max(0, int(state.st_mtime))
     if entry.kind == "directory":
-        member.type = tarfile.DIRTYPE
+        member.type, member.mode = tarfile.DIRTYPE, stat.S_IMODE(state.st_mode) & 0o1777
+        if _is_opaque(entry):
+            member.pax_headers = {_MARK: _OPAQUE}
+    elif entry.kind == "other":
+        member.pax_headers = {_MARK: _REMOVED}
     elif entry.kind == "symlink":
         member.type, member.linkname = tarfile.SYMTYPE, entry.target()
     elif state.st_nlink > 1:
@@ -113,6 +126,23 @@ def _member(entry: Entry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
         if first != entry.path:
             member.type, member.linkname = tarfile.LNKTYPE, first
     return member
+
+
+def _is_whiteout(entry: Entry) -> bool:
+    return stat.S_ISCHR(entry.state.st_mode) and entry.state.st_rdev == 0
+
+
+def _is_opaque(entry: Entry) -> bool:
+    try:
+        directory = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=entry.directory)
+    except OSError:
+        return False
+    try:
+        return os.getxattr(directory, _OVERLAY_OPAQUE) == b"y"
+    except OSError:
+        return False
+    finally:
+        os.close(directory)
 
 
 class _Taking:
@@ -186,7 +216,7 @@ class _Taking:
         os.close(self.directory(path))
         made = open_beneath(self._root, self._at(path), os.O_RDONLY | os.O_DIRECTORY)
         with suppress(PermissionError):  # it is one of the image's own, and as that made it
-            os.fchmod(made, member.mode & 0o777 | 0o700)
+            os.fchmod(made, member.mode & 0o1777 | 0o700)
         os.close(made)
         self._times[path] = _time(member)
 
@@ -223,6 +253,35 @@ class _Taking:
             _replace(directory, name, lambda new: os.link(last, new, **both, follow_symlinks=False))
         finally:
             os.close(there)
+
+
+class _Restoring(_Taking):
+    def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        mark, path = member.pax_headers.get(_MARK), relative(member.name)
+        if path.split("/")[0] in _NOT_WRITTEN:
+            return
+        parent, _, name = path.rpartition("/")
+        if path and (mark is not None or not member.isdir() or self._is_no_directory(parent, name)):
+            with _named(member.name), self._within(parent) as directory:
+                self._clear(directory, name, only_what_is_in_it=mark == _OPAQUE, is_file=mark is None)
+        if mark != _REMOVED:
+            super().take(member, archive)
+
+    def _is_no_directory(self, parent: str, name: str) -> bool:
+        with self._within(parent) as directory:
+            found = _mode_of(directory, name)
+            return found is not None and not stat.S_ISDIR(found)
+
+    def _clear(self, directory: int, name: str, *, only_what_is_in_it: bool, is_file: bool) -> None:
+        found = _mode_of(directory, name)
+        if found is None or (is_file and stat.S_ISREG(found)):
+            return  # a file is replaced by itself
+        if not stat.S_ISDIR(found):
+            os.unlink(name, dir_fd=directory)
+            return
+        shutil.rmtree(name, dir_fd=directory)
+        if only_what_is_in_it:
+            os.mkdir(name, 0o755, dir_fd=directory)
 
 
 def _symlink(member: tarfile.TarInfo, directory: int, name: str) -> None:

@@ -154,6 +154,11 @@ class Cell:
         """Its files, where they do not live in a file system of its own."""
         return self._host.work_dir / self.name
 
+    @property
+    def has_layers(self) -> bool:
+        """Of a template, over which all is written."""
+        return self._template is not None
+
     def processes(self) -> list[Process]:
         """Every living process of it on the host, its first one included."""
         if self.pid is None:

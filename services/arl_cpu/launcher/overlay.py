@@ -13,10 +13,11 @@ from .mounts import WORKSPACE
 from .syscalls import MS_NODEV, MS_NOSUID
 from .walls import Layers
 
-__all__ = ["TemplateRoot"]
+__all__ = ["TemplateRoot", "reveal_written"]
 
 _STAGE = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 _ROOT, _AREA, _SHOWN = f"{_STAGE}/root", f"{_STAGE}/area", f"{_STAGE}/layers"
+_NEW_MOUNTS = 0x00020000
 _PLACES = ("dev", "proc", "tmp")
 
 
@@ -76,6 +77,10 @@ class TemplateRoot:
         syscalls.mount("overlay", _ROOT, "overlay", MS_NOSUID | MS_NODEV, options)
 
     def _make_dev(self) -> None:
+        """Below it, out of everybody's sight who may not take mounts away, lies what is written: for snapshots."""
+        written = os.open(_AREA, os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind(written, f"{_ROOT}/dev")
+        os.close(written)
         syscalls.mount("tmpfs", f"{_ROOT}/dev", "tmpfs", MS_NOSUID, "size=64k,nr_inodes=64,mode=0755")
         mounts.fill_dev(_ROOT, self.devices)
         shared_memory = f"{_ROOT}{mounts.WRITABLE['shm']}"
@@ -84,6 +89,16 @@ class TemplateRoot:
         syscalls.bind(area, shared_memory)
         os.close(area)
         syscalls.make_readonly(f"{_ROOT}/dev", recursive=False)
+
+
+def reveal_written() -> str:
+    """The directory of what was written over the layers, in a copy of the mount namespace that is this process's own.
+
+    Called in the environment's mount namespace, with the capabilities that go with it.
+    """
+    syscalls.unshare(_NEW_MOUNTS)
+    syscalls.unmount("/dev")
+    return "/dev/upper"
 
 
 def _make_place(name: str) -> None:

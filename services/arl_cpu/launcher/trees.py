@@ -6,7 +6,7 @@ directories that were opened so; whatever is swapped meanwhile, only what its ow
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,9 +56,13 @@ class Entry:
 
 
 class Tree:
-    """What lies at a path below the root: a directory with all in it, or one file. Raises Refused where it is not."""
+    """What lies at a path below the root: a directory with all in it, or `only` so much, or one file.
 
-    def __init__(self, root: int, path: str) -> None:
+    Raises Refused where it is not.
+    """
+
+    def __init__(self, root: int, path: str, *, only: Sequence[str] | None = None) -> None:
+        self._only = only
         self._path = relative(path)
         parent, _, self._name = self._path.rpartition("/")
         try:
@@ -79,6 +83,8 @@ class Tree:
             yield Entry(self._name, self._name, self._parent, self._state)
             return
         stack = [_Level("", *_opened(self._parent, self._name or ".", self._path or "."))]
+        if self._only is not None:
+            stack[0].names = [name for name in stack[0].names if name in self._only]
         try:
             while stack:
                 level = stack[-1]

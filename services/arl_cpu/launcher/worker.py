@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from . import seccomp, syscalls, work_stream
 from .archives import DISK_FULL, measured, pack, unpack
+from .overlay import reveal_written
 from .trees import Refused, Tree, listed
 
 __all__ = ["run"]
@@ -58,7 +59,7 @@ def _do(peer: work_stream.Peer, root: int, wanted: Mapping[str, Any]) -> dict[st
             tree = Tree(root, wanted["path"])
             return listed(tree, recursive=wanted["recursive"], limit=wanted["limit"], after=wanted["after"])
         case "pack":
-            tree = Tree(root, wanted["path"])
+            tree = Tree(root, wanted["path"], only=wanted["only"])
             size = measured(tree, max_bytes=wanted["max_bytes"])
             peer.say({"members": size.members, "bytes": size.bytes, "left_out": size.left_out})
             with peer.output() as target:
@@ -66,7 +67,8 @@ def _do(peer: work_stream.Peer, root: int, wanted: Mapping[str, Any]) -> dict[st
             return {}
         case "unpack":
             peer.say({})
-            size = unpack(peer.input(), root, wanted["path"], max_bytes=wanted["disk_mib"] * _MIB)
+            limits = {"max_bytes": wanted["disk_mib"] * _MIB, "restores": wanted["whole"]}
+            size = unpack(peer.input(), root, wanted["path"], **limits)
             return {"members": size.members, "bytes": size.bytes}
     raise Refused("unsupported", f"there is no work called {wanted['op']!r}")
 
@@ -96,6 +98,8 @@ def _enter(mounts: int | None, wanted: Mapping[str, Any]) -> int:
         syscalls.enter_namespace(user, _NEW_USER)
         syscalls.empty_bounding_set()
         syscalls.enter_namespace(mounts, _NEW_MOUNTS)
+        if wanted["op"] == "pack" and wanted["whole"] and wanted["has_layers"]:
+            wanted = {**wanted, "workspace": reveal_written()}
         os.close(user)
         os.close(mounts)
         _become(INSIDE_ID)

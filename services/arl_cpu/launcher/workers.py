@@ -20,6 +20,8 @@ from .trees import Code
 
 __all__ = ["Workers"]
 
+_WRITTEN = ("workspace", "tmp")
+"""What can be written where a template brings no layers; shared memory is no file."""
 _AT_WORK_MILLI = 1000
 """The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
 
@@ -38,7 +40,8 @@ class Workers:
         else:
             cell, workspace = found
             work = _Work(asker, cell, environment.spec.id, asked["op"])
-            wanted = {**asked, **self._place(cell, workspace, environment.spec.disk_mib)}
+            place = self._whole(cell) if asked.get("whole") else {"workspace": workspace, "whole": False, "only": None}
+            wanted = {**asked, **place, **self._about(cell, environment.spec.disk_mib)}
             try:
                 self._fork(fence, work, wanted)
             except OSError as error:
@@ -55,11 +58,16 @@ class Workers:
         for work in self._works.values():
             work.kill()
 
-    def _place(self, cell: Cell, workspace: str, disk_mib: int) -> dict[str, Any]:
+    def _whole(self, cell: Cell) -> dict[str, Any]:
+        """Where all lies that can be written, and what of that place it is."""
+        root = "/" if self._host.driver.ends_with_first else str(cell.work_dir)
+        return {"workspace": root, "whole": True, "only": None if cell.has_layers else _WRITTEN}
+
+    def _about(self, cell: Cell, disk_mib: int) -> dict[str, Any]:
         return {
             "join": list(cell.group.joined_by_workers),
-            "workspace": workspace,
             "host_id": cell.own_uid,
+            "has_layers": cell.has_layers,
             "disk_mib": disk_mib,
             "has_cgroup": self._host.tree is not None,
         }
