@@ -24,6 +24,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",
         "update (cordoned_at, drain_requested_at) on nodes",
+        "update (delete_requested_at) on snapshots",
     ),
     Role.SCHEDULER: (
         "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
@@ -39,6 +40,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert, update on nodes",
         "insert, update on node_beats",
         "insert, update on environments",
+        "insert, delete on snapshots",
     ),
 }
 

@@ -39,6 +39,11 @@ class CreateEnvironment(Strict):
 
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="Its name; one is made up where there is none")
+    snapshot: UUID | None = Field(
+        default=None,
+        description="Begin with what was written in another environment, on the node that has it, with its template "
+        "and, where none are given, its sizes",
+    )
     template: TemplateName = HOST
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of what can be written in it")

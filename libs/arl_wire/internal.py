@@ -14,7 +14,9 @@ __all__ = [
     "AdmitRequest",
     "AdmitResponse",
     "AdmittedHint",
+    "BeginsWith",
     "CancelWish",
+    "DeleteSnapshotWish",
     "EndTrajectoryWish",
     "FenceBody",
     "FreedHint",
@@ -44,6 +46,14 @@ class AdmitItem(BaseModel):
     body_hash: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    begins_with: "BeginsWith | None" = None
+
+
+class BeginsWith(BaseModel):
+    """The snapshot of an environment that is to be made, and the node that has it."""
+
+    snapshot: UUID
+    node: int
 
 
 class AdmitRequest(BaseModel):
@@ -207,6 +217,11 @@ class EndTrajectoryWish(BaseModel):
     project_id: int
     task: str
     trajectory: str
+
+
+class DeleteSnapshotWish(BaseModel):
+    project_id: int
+    id: UUID
 
 
 class LimitQueue(BaseModel):

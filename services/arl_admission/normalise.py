@@ -77,6 +77,8 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
         "pids": action.demand.pids,
         "require": sorted(CAPABILITY_OF[name] for name in action.require),
     }
+    if item.begins_with is not None:
+        environment |= {"snapshot": str(item.begins_with.snapshot), "node": item.begins_with.node}
     return NewAction(
         id=id,
         project_id=item.project_id,
@@ -86,7 +88,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
         retries=action.retries,
         idempotent=action.idempotent,
         deadline_s=action.deadline_s,
-        class_key=_class_key(queue_id, action, demand, elastic),
+        class_key=_class_key(queue_id, item, demand, elastic),
         shape=Shape.DIVISIBLE.value,
         demand=json.dumps(demand),
         elastic=json.dumps(elastic) if elastic else None,
@@ -141,10 +143,13 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
             return {"model": "none"}
 
 
-def _class_key(queue_id: int, action: SubmitAction, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
+def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, program and demand shape share a class."""
+    action, begins_with = item.action, item.begins_with
     program = action.argv[0] if action.argv else "python" if action.session is None else "session"
-    home = [action.environment.scope, action.environment.template]
+    home: list[Any] = [action.environment.scope, action.environment.template]
+    if begins_with is not None:
+        home.append(begins_with.node)
     parts = [queue_id, action.kind, program, demand, elastic, home, sorted(action.require)]
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)

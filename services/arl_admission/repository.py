@@ -17,6 +17,7 @@ __all__ = [
     "end_trajectory",
     "ensure_queue",
     "environments_named",
+    "expire_snapshots",
     "forget_environments",
     "forget_keys",
     "insert_actions",
@@ -27,6 +28,7 @@ __all__ = [
     "remove_actions",
     "table_sizes",
     "wish_cancel",
+    "wish_end_of_snapshot",
 ]
 
 
@@ -201,6 +203,23 @@ REMOVE_RESULTS = text("delete from action_results where id = any(cast(:ids as uu
 REMOVE_SPECS = text("delete from action_specs where id = any(cast(:ids as uuid[]))")
 REMOVE_ACTIONS = text("delete from actions where id = any(cast(:ids as uuid[])) and state = 'settled'")
 
+WISH_END_OF_SNAPSHOT = text("""
+    update snapshots set delete_requested_at = now()
+     where id = :id and project_id = :project_id and delete_requested_at is null
+""")
+
+# Their nodes remove the files, and then the rows.
+EXPIRE_SNAPSHOTS = text("""
+    update snapshots set delete_requested_at = now()
+     where id in (select id
+                    from snapshots
+                   where delete_requested_at is null
+                     and created_at < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s)
+                   order by id
+                   limit :limit
+                     for update skip locked)
+""")
+
 FORGET_ENVIRONMENTS = text("""
     delete from environments
      where id in (select id
@@ -316,6 +335,14 @@ async def remove_actions(tx: WriteTx, ids: Sequence[UUID]) -> None:
     """With their specs and results."""
     for statement in (REMOVE_RESULTS, REMOVE_SPECS, REMOVE_ACTIONS):
         await tx.execute(statement, {"ids": list(ids)})
+
+
+async def wish_end_of_snapshot(tx: WriteTx, *, project_id: int, id: UUID) -> int:
+    return await tx.execute(WISH_END_OF_SNAPSHOT, {"project_id": project_id, "id": id})
+
+
+async def expire_snapshots(tx: WriteTx, *, retain_s: float, limit: int, now: datetime | None) -> int:
+    return await tx.execute(EXPIRE_SNAPSHOTS, {"retain_s": retain_s, "limit": limit, "now": now})
 
 
 async def forget_environments(tx: WriteTx, *, retain_s: float, limit: int, now: datetime | None) -> int:

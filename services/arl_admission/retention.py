@@ -47,6 +47,7 @@ class Retention:
         """Remove some; True if there is more. `now` is the database's where it is not given."""
         more = [await self._repeat(self._forget_keys, now), await self._repeat(self._remove_actions, now)]
         more.append(await self._repeat(self._forget_environments, now))
+        more.append(await self._repeat(self._expire_snapshots, now))
         await self._drop_partitions(now)
         return any(more)
 
@@ -74,6 +75,10 @@ class Retention:
     async def _forget_environments(self, now: datetime | None) -> int:
         async with self._store.write() as tx:
             return await repository.forget_environments(tx, retain_s=self._retain_s, limit=self._batch, now=now)
+
+    async def _expire_snapshots(self, now: datetime | None) -> int:
+        async with self._store.write() as tx:
+            return await repository.expire_snapshots(tx, retain_s=self._retain_s, limit=self._batch, now=now)
 
     async def _drop_partitions(self, now: datetime | None) -> None:
         if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:

@@ -2,7 +2,7 @@
 
 from arl_admission.service import Admission
 from arl_kit.hops import Hops
-from arl_wire.internal import AdmitRequest, AdmitResponse, CancelWish, EndTrajectoryWish, LimitQueue
+from arl_wire.internal import AdmitRequest, AdmitResponse, CancelWish, DeleteSnapshotWish, EndTrajectoryWish, LimitQueue
 
 __all__ = ["add_hops"]
 
@@ -14,4 +14,5 @@ def add_hops(hops: Hops, admission: Admission) -> None:
     hops.add("/internal/admit", AdmitRequest, admit)
     hops.add("/internal/cancel", CancelWish, admission.cancel)
     hops.add("/internal/end-trajectory", EndTrajectoryWish, admission.end_trajectory)
+    hops.add("/internal/delete-snapshot", DeleteSnapshotWish, admission.delete_snapshot)
     hops.add("/internal/limit-queue", LimitQueue, admission.limit_queue)

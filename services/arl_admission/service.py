@@ -39,6 +39,7 @@ from arl_wire.internal import (
     AdmitResponse,
     AdmittedHint,
     CancelWish,
+    DeleteSnapshotWish,
     EndTrajectoryWish,
     LimitQueue,
     QueuedAction,
@@ -113,6 +114,12 @@ class Admission:
                 tx, project_id=wish.project_id, task=wish.task, trajectory=wish.trajectory
             )
         self._hint_wishes(count)
+        return WishAnswer(count=count)
+
+    async def delete_snapshot(self, wish: DeleteSnapshotWish) -> WishAnswer:
+        """Its node obeys at its next poll."""
+        async with self._store.write() as tx:
+            count = await repository.wish_end_of_snapshot(tx, project_id=wish.project_id, id=wish.id)
         return WishAnswer(count=count)
 
     async def limit_queue(self, wish: LimitQueue) -> WishAnswer:

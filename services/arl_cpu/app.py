@@ -59,7 +59,7 @@ def build(settings: CpuSettings) -> FastAPI:
     add_hops(hops, manager)
     live_hops = Hops(settings, "gateway")
     add_live_hops(live_hops, live)
-    add_transfers(transfers, manager.transfers)
+    add_transfers(transfers, manager.transfers, manager.snapshots)
     app.router.routes.extend([*hops.routes, *live_hops.routes, *transfers.routes])
     app.state.drain = live.drain
     return app

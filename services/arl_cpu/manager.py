@@ -22,7 +22,8 @@ from arl_cpu.inventory import TemplateShelf, capacity_of, cores_of, description,
 from arl_cpu.metrics import CpuMetrics
 from arl_cpu.resizes import Resizes
 from arl_cpu.settings import CpuSettings
-from arl_cpu.specs import exec_spec, refusal
+from arl_cpu.snapshots import Snapshots
+from arl_cpu.specs import attempt_of, exec_spec, grant_of, refusal
 from arl_cpu.transfers import Transfers
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
@@ -63,6 +64,8 @@ class Manager:
         self._holdings = Holdings(capacity_of(settings, self._cores), self._cores, self._nodes)
         self._resizes = Resizes(self._holdings, executor)
         self.transfers = Transfers(executor, self._report)
+        directory, most = settings.snapshots_dir, settings.snapshots_mib
+        self.snapshots = Snapshots(directory, max_mib=most, store=store, executor=executor)
         self._killed: set[Fence] = set()
         self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
         self._settles: Batcher[Report, None] = Batcher(self._settle, max_batch=200)
@@ -92,6 +95,7 @@ class Manager:
         node = description(self._settings, state, self._holdings.capacity, topology, self._templates.said)
         async with self._store.write() as tx:
             self.node_id = await repository.register(tx, node)
+        await self.snapshots.start(node_id=self.node_id, epoch=self.epoch)
         await self._adopt(state)
         url = self._settings.database_url.get_secret_value()
         self._heartbeat = Heartbeat(
@@ -122,7 +126,7 @@ class Manager:
             return
         refused = []
         for grant in grants:
-            attempt = _attempt(grant)
+            attempt = attempt_of(grant)
             if self._holdings.attempt(attempt.fence) is not None:
                 continue
             if not self._holdings.take(attempt):
@@ -177,6 +181,7 @@ class Manager:
             if row.kind == "environment.transfer":
                 self.transfers.start(fence, row.environment_id)
                 continue
+            self.snapshots.expect(row)
             specs.append(exec_spec(row, attempt, self._holdings.assign_cores(attempt)))
         if specs:
             await self._executor.start(specs)
@@ -198,6 +203,7 @@ class Manager:
         self._in_background(self._settle_until_done(report))
 
     async def _settle_until_done(self, report: Report) -> None:
+        report = await self.snapshots.restored(report)
         while True:
             try:
                 await self._settles.submit(report, weight=report.weight)
@@ -261,7 +267,7 @@ class Manager:
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
         rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.held}
-        granted = [_grant(row) for fence, row in rows.items() if row["state"] == "granted" and fence not in before]
+        granted = [grant_of(row) for fence, row in rows.items() if row["state"] == "granted" and fence not in before]
         if granted:
             await self.offer(granted, epoch=self.epoch)
         running = {fence: row for fence, row in rows.items() if row["state"] == "running"}
@@ -273,6 +279,8 @@ class Manager:
         if found.ending:
             await self._end(found.ending)
         await self._destroy_lost(recorded - found.live)
+        if found.unwanted:
+            await self.snapshots.remove(found.unwanted)
         return bool(found.held or found.ending)
 
     async def _publish_templates(self) -> None:
@@ -321,6 +329,8 @@ class Manager:
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
             homes = await repository.live_environments(tx, node_id=self.node_id, epoch=self.epoch)
+            for ended in await repository.load(tx, [each.fence.action_id for each in state.reports], epoch=self.epoch):
+                self.snapshots.expect(ended)
         for home in homes:
             self._holdings.adopt_environment(home.id, {"memory_mib": home.memory_mib, "disk_mib": home.disk_mib})
         rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.held}
@@ -343,7 +353,7 @@ class Manager:
 
     def _readopt(self, row: Mapping[str, Any], running: RunningAttempt | None) -> None:
         """What runs has what the executor says: the row of a confirmed shrink may still be to be written."""
-        attempt = _attempt(_grant(row))
+        attempt = attempt_of(grant_of(row))
         if running is not None:
             amounts = {**attempt.amounts, "cpu_milli": running.cpu_milli}
             attempt = replace(attempt, amounts=amounts, amounts_seq=running.amounts_seq)
@@ -386,11 +396,3 @@ class Manager:
 
 def _bodies(fences: Iterable[Fence]) -> list[FenceBody]:
     return [FenceBody(id=fence.action_id, grant_no=fence.grant_no) for fence in fences]
-
-
-def _attempt(grant: GrantBody) -> Attempt:
-    return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)
-
-
-def _grant(row: Mapping[str, Any]) -> GrantBody:
-    return GrantBody.model_validate({key: row[key] for key in GrantBody.model_fields})

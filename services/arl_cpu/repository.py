@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -16,14 +16,17 @@ from arl_store.tx import ReadTx, Row, WriteTx
 __all__ = [
     "Found",
     "end_environments",
+    "forget_snapshots",
     "live_environments",
     "load",
     "lose_environments",
     "poll",
     "publish_templates",
+    "record_snapshot",
     "refuse",
     "register",
     "settle",
+    "snapshots_here",
     "start",
 ]
 
@@ -85,9 +88,25 @@ POLL = text("""
                                 and not exists (select from actions
                                                  where actions.queue_id = environments.queue_id
                                                    and actions.trajectory = environments.trajectory
-                                                   and state <> 'settled')))) as e) as ending
+                                                   and state <> 'settled')))) as e) as ending,
+           (select coalesce(json_agg(id), '[]')::text
+              from snapshots
+             where node_id = :node_id
+               and delete_requested_at is not null) as unwanted
 """)
 
+SNAPSHOTS_HERE = text("select id from snapshots where node_id = :node_id")
+FORGET_SNAPSHOTS = text("delete from snapshots where id = any(cast(:ids as uuid[]))")
+
+RECORD_SNAPSHOT = text("""
+    insert into snapshots (id, project_id, queue_id, trajectory, environment_id, node_id, template, memory_mib,
+                           disk_mib, pids, members, bytes)
+    select a.id, a.project_id, a.queue_id, a.trajectory, e.id, e.node_id, e.template, e.memory_mib, e.disk_mib, e.pids,
+           :members, :bytes
+      from actions as a
+      join environments as e on e.id = a.environment_id
+     where a.id = :id and a.node_epoch = :epoch and a.state = 'running'
+""")
 LIVE_ENVIRONMENTS = text("""
     select id, memory_mib, disk_mib
       from environments
@@ -261,6 +280,8 @@ class Found:
     live: frozenset[UUID]
     """Environments that rows say live here."""
     ending: Sequence[tuple[UUID, str]]
+    unwanted: Sequence[UUID]
+    """Snapshots."""
 
 
 async def register(tx: WriteTx, node: dict[str, Any]) -> int:
@@ -283,7 +304,8 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> Found:
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
     ending = [(UUID(entry["id"]), str(entry["reason"])) for entry in json.loads(row.ending)]
     live = frozenset(UUID(entry) for entry in json.loads(row.live))
-    return Found(held=json.loads(row.held), live=live, ending=ending)
+    unwanted = [UUID(entry) for entry in json.loads(row.unwanted)]
+    return Found(held=json.loads(row.held), live=live, ending=ending, unwanted=unwanted)
 
 
 async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row]:
@@ -334,6 +356,19 @@ async def end_environments(tx: WriteTx, ended: Iterable[tuple[UUID, str]], *, ep
         END_ENVIRONMENTS,
         {"ids": [entry[0] for entry in ordered], "reasons": [entry[1] for entry in ordered], "epoch": epoch},
     )
+
+
+async def snapshots_here(tx: ReadTx, *, node_id: int) -> Sequence[UUID]:
+    return [row.id for row in await tx.fetch(SNAPSHOTS_HERE, {"node_id": node_id})]
+
+
+async def record_snapshot(tx: WriteTx, action: UUID, *, epoch: UUID, size: Mapping[str, int]) -> int:
+    """0 where the action that took it does not run here any more."""
+    return await tx.execute(RECORD_SNAPSHOT, {"id": action, "epoch": epoch, **size})
+
+
+async def forget_snapshots(tx: WriteTx, ids: Sequence[UUID]) -> int:
+    return await tx.execute(FORGET_SNAPSHOTS, {"ids": list(ids)})
 
 
 def _columns(fences: Sequence[Fence]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ class CpuSettings(ServiceSettings):
     driver: Literal["auto", "namespaces", "landlock", "bwrap", "unsafe-local", "simulated"] = "auto"
     launcher_socket: Path | None = Field(default=None, description="Where the launcher listens; not for `simulated`")
     templates_dir: Path | None = Field(default=None, description="This node's templates; without it there is `host`")
+    snapshots_dir: Path | None = Field(default=None, description="Where snapshots lie; without it none are taken")
+    snapshots_mib: int = Field(default=10_240, ge=0, description="How much they may be, all of them")
     cpu_cores: int | None = Field(default=None, ge=1, le=4096, description="Offer this many cores instead of all")
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
     memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")

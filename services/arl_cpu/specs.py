@@ -2,14 +2,17 @@
 
 import json
 from base64 import b64decode
+from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 from arl_cpu.holdings import Attempt
 from arl_store.tx import Row
+from arl_wire.internal import GrantBody
 
-__all__ = ["exec_spec", "refusal"]
+__all__ = ["attempt_of", "exec_spec", "grant_of", "refusal"]
 
 
 def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
@@ -67,3 +70,12 @@ def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
         widest_cpu_milli=row.widest_cpu_milli,
         amounts_seq=attempt.amounts_seq,
     )
+
+
+def attempt_of(grant: GrantBody) -> Attempt:
+    return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)
+
+
+def grant_of(row: Mapping[str, Any]) -> GrantBody:
+    """A row that is granted or running, as its hint was."""
+    return GrantBody.model_validate({key: row[key] for key in GrantBody.model_fields})

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from arl_cpu.executor import Work
+from arl_cpu.snapshots import Snapshots
 from arl_cpu.transfers import Transfers
 from arl_kit.hops import Hops
 from arl_kit.streamed import Streamed
@@ -23,12 +24,14 @@ ASKED = "tangram-work"
 """The header that says what is to be done; the body is an archive."""
 
 
-def add_transfers(hops: Hops, transfers: Transfers) -> None:
+def add_transfers(hops: Hops, transfers: Transfers, snapshots: Snapshots) -> None:
     async def work(request: Request) -> Response:
         """In the turn of the action that is named: what the work says, or the archive that it packs."""
-        asked = json.loads(request.headers[ASKED])
+        asked, action = json.loads(request.headers[ASKED]), UUID(request.path_params["action"])
         async with AsyncExitStack() as held:
-            at_work = await held.enter_async_context(transfers.begun(UUID(request.path_params["action"]), asked))
+            at_work = await held.enter_async_context(transfers.begun(action, asked))
+            if asked.get("whole"):
+                return JSONResponse(await snapshots.take(action, at_work))
             said = await at_work.answer()
             if asked["op"] == "unpack":
                 said = await _fed(at_work, request)

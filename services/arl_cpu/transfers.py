@@ -16,7 +16,7 @@ from arl_core.fence import Fence
 from arl_cpu.executor import Executor, Report, Work, WorkRefused
 from arl_wire.errors import Conflict, NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
 
-__all__ = ["Transfers"]
+__all__ = ["Transfers", "report_of"]
 
 COMES_WITHIN_S = 15.0
 """A transfer that has its turn and of whose bytes nobody knows: its gateway has died."""
@@ -99,7 +99,7 @@ class Transfers:
             yield
             report = Report(fence=fence, outcome="ok", exit_code=0)
         except WorkRefused as refused:
-            report = _refused(fence, refused)
+            report = report_of(fence, refused)
             error = REFUSED.get(refused.code, Conflict)
             raise error(str(refused)) from None
         except ConnectionError as lost:
@@ -126,7 +126,8 @@ class Transfers:
         self._report(report)
 
 
-def _refused(fence: Fence, refused: WorkRefused) -> Report:
+def report_of(fence: Fence, refused: WorkRefused) -> Report:
+    """How the action ends whose work was refused."""
     message = str(refused)
     if refused.code in LIMITS:
         return Report(fence=fence, outcome="limit_exceeded", reason=refused.code, message=message)

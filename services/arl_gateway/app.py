@@ -20,6 +20,8 @@ from arl_gateway.rate import RateLimiter
 from arl_gateway.routes import admin, may_administer, router
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
+from arl_gateway.snapshot_routes import router as snapshot_router
+from arl_gateway.snapshots import Snapshots
 from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
@@ -57,6 +59,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     live = Live(store, nodes, waiters, limit=settings.followers)
     metrics.gauge_of("output_followers", "Streams of live output", lambda: live.followers)
     max_archive = settings.max_archive_mib << 20
+    archives = Archives(environments, actions, peers, max_bytes=max_archive)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,7 +68,8 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.key_admin = KeyAdmin(store, app.state.keys)
         app.state.environments = environments
         app.state.live = live
-        app.state.archives = Archives(environments, actions, peers, max_bytes=max_archive)
+        app.state.archives = archives
+        app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
@@ -100,6 +104,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.include_router(live_router)
     app.include_router(environment_router)
     app.include_router(archive_router)
+    app.include_router(snapshot_router)
     app.include_router(admin)
     return app
 

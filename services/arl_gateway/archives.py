@@ -44,7 +44,7 @@ class Archives:
     ) -> FilePage:
         """In its turn among the environment's actions, as all here."""
         asked = {"op": "list", "path": path, "recursive": recursive, "limit": limit, "after": _after(cursor)}
-        async with self._transfer(id, caller, trace, asked) as content:
+        async with self.transfer(id, caller, trace, asked) as content:
             said = await _whole(content)
         return FilePage(items=[FileEntry(**entry) for entry in said["entries"]], next_cursor=said["next"])
 
@@ -54,7 +54,7 @@ class Archives:
         """The archive as it comes, and what has to be held until it has been passed on."""
         asked = {"op": "pack", "path": path, "max_bytes": self._max_bytes}
         async with AsyncExitStack() as held:
-            content = await held.enter_async_context(self._transfer(id, caller, trace, asked))
+            content = await held.enter_async_context(self.transfer(id, caller, trace, asked))
             return content, held.pop_all()
         raise AssertionError("the stack swallows nothing")
 
@@ -62,11 +62,11 @@ class Archives:
         self, id: UUID, caller: Caller, *, path: str, archive: AsyncIterator[bytes], trace: Trace
     ) -> Unpacked:
         """Returns when all of it is there. Raises with the member's name where one can't be; earlier ones stay."""
-        async with self._transfer(id, caller, trace, {"op": "unpack", "path": path}, archive) as content:
+        async with self.transfer(id, caller, trace, {"op": "unpack", "path": path}, archive) as content:
             return Unpacked(**await _whole(content))
 
     @asynccontextmanager
-    async def _transfer(
+    async def transfer(
         self, id: UUID, caller: Caller, trace: Trace, asked: Mapping[str, Any], body: AsyncIterator[bytes] | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         row = await self._environments.live(id, caller)

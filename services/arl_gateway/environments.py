@@ -11,6 +11,7 @@ from arl_core.states import Outcome
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_gateway.service import Actions, Trace
+from arl_gateway.snapshot_rows import source_of
 from arl_kit.ids import uuid7
 from arl_store.tx import Row, Store
 from arl_wire.actions import Action, Demand, EnvironmentRequest, SubmitAction
@@ -25,6 +26,7 @@ from arl_wire.errors import (
     Unavailable,
     ValidationFailed,
 )
+from arl_wire.internal import BeginsWith
 
 __all__ = ["Environments"]
 
@@ -48,6 +50,7 @@ class Environments:
         self, body: CreateEnvironment, caller: Caller, *, key: str | None, trace: Trace, wait_s: float
     ) -> Environment | Action:
         """The environment, or the action that makes it where that takes longer. Raises `Conflict` for a taken name."""
+        body, begins_with = await self._begun(body, caller)
         trajectory = body.trajectory or _name_for(key)
         action = SubmitAction(
             kind="environment.create",
@@ -60,7 +63,9 @@ class Environments:
             labels=body.labels,
         )
         try:
-            made = await self._actions.submit(action, caller, key=key, trace=trace, wait_s=wait_s)
+            made = await self._actions.submit(
+                action, caller, key=key, trace=trace, wait_s=wait_s, begins_with=begins_with
+            )
         except TangramError as refused:
             refused.errors = [_as_asked(each) for each in refused.errors]
             raise
@@ -72,6 +77,22 @@ class Environments:
         if made.environment is None:
             raise NotFound(f"action {made.id} does not say which environment it made")
         return _shown(await self._row(made.environment, caller))
+
+    async def _begun(self, body: CreateEnvironment, caller: Caller) -> tuple[CreateEnvironment, BeginsWith | None]:
+        """With what its snapshot says and it does not. Raises NotFound, Conflict or ValidationFailed."""
+        if body.snapshot is None:
+            return body, None
+        async with self._store.read() as tx:
+            row = await source_of(tx, body.snapshot, caller, to_begin_with=True)
+        wrong = None
+        if body.files:
+            wrong = FieldError(field="files", message="cannot be given beside a snapshot; write them afterwards")
+        if body.template != row.template and "template" in body.model_fields_set:
+            wrong = FieldError(field="template", message=f"is not that of the snapshot, {row.template!r}")
+        if wrong is not None:
+            raise ValidationFailed(f"{wrong.field} {wrong.message}", errors=[wrong])
+        given = {name: row[name] for name in (*SIZES, "template") if name not in body.model_fields_set}
+        return body.model_copy(update=given), BeginsWith(snapshot=row.id, node=row.node_id)
 
     async def _undo(self, made: Action, caller: Caller) -> None:
         """What this very action made, and not as asked for, does not stay; its name may be another's by now."""

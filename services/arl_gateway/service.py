@@ -24,6 +24,7 @@ from arl_wire.internal import (
     AdmitItem,
     AdmitRequest,
     AdmitResponse,
+    BeginsWith,
     CancelWish,
     EndTrajectoryWish,
     WishAnswer,
@@ -81,9 +82,10 @@ class Actions:
         key: str | None,
         trace: Trace,
         wait_s: float = 0.0,
+        begins_with: BeginsWith | None = None,
     ) -> Action:
         """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
-        item, weight = _item(action, caller, _checked_key(key), trace)
+        item, weight = _item(action, caller, _checked_key(key), trace, begins_with)
         wakes = self._waiters.wakes
         admitted = await self._submits.submit(item, weight=weight)
         if wait_s > 0:
@@ -263,8 +265,10 @@ def is_known(action: Action, known: str | None) -> bool:
     return "*" in tags or version_of(action).removeprefix("W/") in tags
 
 
-def _item(action: SubmitAction, caller: Caller, key: str | None, trace: Trace) -> tuple[AdmitItem, int]:
-    body = action.model_dump_json()
+def _item(
+    action: SubmitAction, caller: Caller, key: str | None, trace: Trace, begins_with: BeginsWith | None = None
+) -> tuple[AdmitItem, int]:
+    body = action.model_dump_json() + (begins_with.model_dump_json() if begins_with is not None else "")
     item = AdmitItem(
         project_id=caller.project_id,
         action=action,
@@ -272,6 +276,7 @@ def _item(action: SubmitAction, caller: Caller, key: str | None, trace: Trace) -
         body_hash=sha256(body.encode()).hexdigest() if key is not None else None,
         traceparent=trace.parent,
         tracestate=trace.state if trace.state and len(trace.state) <= MAX_TRACESTATE else None,
+        begins_with=begins_with,
     )
     return item, len(body)
 

@@ -18,7 +18,7 @@ from arl_wire.internal import QueuedAction
 __all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result", "queued_rows"]
 
 _QUEUED = TypeAdapter(list[QueuedAction])
-_TEMPLATE = "template:{}"
+_TEMPLATE, _NODE = "template:{}", "node:{}"
 """Among what is required of a node."""
 
 
@@ -107,14 +107,16 @@ def class_of(action: QueuedAction) -> ActionClass:
 
 
 def _template(environment: Mapping[str, Any]) -> frozenset[str]:
-    """`host` is everywhere."""
-    name = environment.get("template") or HOST
-    return frozenset() if name == HOST else frozenset({_TEMPLATE.format(name)})
+    """`host` is everywhere; a snapshot is on one node."""
+    name, node = environment.get("template") or HOST, environment.get("node")
+    template = frozenset() if name == HOST else frozenset({_TEMPLATE.format(name)})
+    return template if node is None else template | {_NODE.format(node)}
 
 
 def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
     limits = {each["name"] for each in entry["enforced"] if each["level"] == "enforced"}
-    return frozenset(limits | {_TEMPLATE.format(each["name"]) for each in entry["templates"]})
+    templates = {_TEMPLATE.format(each["name"]) for each in entry["templates"]}
+    return frozenset(limits | templates | {_NODE.format(entry["id"])})
 
 
 def _elastic(entry: Mapping[str, Any]) -> Elastic:

@@ -145,7 +145,8 @@ class System:
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }
         if service_name == "cpu":
-            service |= sandbox | ({"TANGRAM_CPU_CORES": str(self.cores)} if self.cores else {})
+            service |= sandbox | {"TANGRAM_SNAPSHOTS_DIR": str(self.directory / "snapshots")}
+            service |= {"TANGRAM_CPU_CORES": str(self.cores)} if self.cores else {}
         return basic | service | self.overrides.get(name, {})
 
 

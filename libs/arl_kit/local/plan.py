@@ -30,7 +30,8 @@ _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-laun
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {
     "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
-    "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S"),
+    "cpu": ("TANGRAM_SNAPSHOTS_MIB",),
+    "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S", "TANGRAM_MAX_ARCHIVE_MIB"),
 }
 """What the user's environment may set for each service."""
 
@@ -130,6 +131,7 @@ class Plan:
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_DRIVER": self.options.driver,
             "TANGRAM_TEMPLATES_DIR": self._templates,
+            "TANGRAM_SNAPSHOTS_DIR": str(self.state.path / "snapshots"),
             **({"TANGRAM_CPU_CORES": self.options.cores} if self.options.cores else {}),
         }
 

@@ -1,0 +1,147 @@
+"""Snapshots that lie on this node: taken, given to new environments, removed.
+
+A file is there under its name once all of it is on the disk; its row follows. What has no row is nobody's.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_cpu import repository
+from arl_cpu.executor import Executor, Report, Work, WorkRefused
+from arl_cpu.transfers import report_of
+from arl_store.tx import Row, Store
+from arl_wire.errors import Conflict, TooLarge
+
+__all__ = ["Snapshots"]
+
+PARTIAL = ".partial-"
+BLOCK = 1 << 20
+HEADERS = 2048
+"""Of a member, besides its content."""
+RESTORE_WITHIN_S = 600
+
+
+class Snapshots:
+    def __init__(self, directory: Path | None, *, max_mib: int, store: Store, executor: Executor) -> None:
+        self._directory, self._max_bytes = directory, max_mib << 20
+        self._store, self._executor = store, executor
+        self._expected: dict[Fence, tuple[UUID, UUID]] = {}
+        """Environments that are being made, and the snapshots that they begin with."""
+        self._reserved: dict[UUID, int] = {}
+        self.epoch = UUID(int=0)
+
+    async def start(self, *, node_id: int, epoch: UUID) -> None:
+        """Remove what an earlier life has left unfinished."""
+        self.epoch = epoch
+        if self._directory is None:
+            return
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with self._store.read() as tx:
+            known = {f"{id}.tar" for id in await repository.snapshots_here(tx, node_id=node_id)}
+        for path in self._directory.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    async def take(self, action: UUID, work: Work) -> Mapping[str, Any]:
+        """Keep what the work packs. Raises TooLarge where the node's budget has no room for it."""
+        if self._directory is None:
+            raise Conflict("this node keeps no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
+        size = await work.answer()
+        self._reserve(action, size["bytes"] + size["members"] * HEADERS)
+        partial = self._directory / f"{PARTIAL}{action}"
+        try:
+            await _write(work, partial)
+            partial.rename(self._path(action))
+            await asyncio.to_thread(_persist, self._directory)
+            await self._record(action, size)
+        finally:
+            partial.unlink(missing_ok=True)
+            del self._reserved[action]
+        return {"id": str(action)}
+
+    def expect(self, row: Row) -> None:
+        """The environment that this action makes begins with a snapshot, if its row says so."""
+        if (snapshot := json.loads(row.environment).get("snapshot")) is not None:
+            self._expected[Fence(row.id, row.grant_no)] = row.environment_id, UUID(snapshot)
+
+    async def restored(self, report: Report) -> Report:
+        """What becomes of an action that made an environment, once that holds its snapshot; other reports as is."""
+        environment, snapshot = self._expected.pop(report.fence, (None, None))
+        if environment is None or snapshot is None or report.outcome != "ok":
+            return report
+        try:
+            await self._restore(report.fence, environment, snapshot)
+        except WorkRefused as refused:
+            return replace(report_of(report.fence, refused), run_us=report.run_us)
+        except FileNotFoundError:
+            return replace(report, outcome="user_error", exit_code=None, message="its snapshot is not there any more")
+        except (ConnectionError, OSError) as error:
+            message = f"the snapshot was not restored: {error}"
+            return replace(report, outcome="infra_error", exit_code=None, reason="restore_failed", message=message)
+        return report
+
+    async def remove(self, ids: Iterable[UUID]) -> None:
+        """Their rows last: a row without a file can be asked for again, a file without a row cannot."""
+        gone = sorted(ids)
+        for id in gone:
+            if self._directory is not None:
+                self._path(id).unlink(missing_ok=True)
+        async with self._store.write() as tx:
+            await repository.forget_snapshots(tx, gone)
+
+    async def _restore(self, fence: Fence, environment: UUID, snapshot: UUID) -> None:
+        asked = {"op": "unpack", "path": "", "whole": True, "limit_s": RESTORE_WITHIN_S}
+        with self._path(snapshot).open("rb") as file:
+            work = await self._executor.work(fence, environment, asked)
+            try:
+                await work.answer()
+                while block := await asyncio.to_thread(file.read, BLOCK):
+                    await work.send(block)
+                await work.send(b"")
+                await work.answer()
+            finally:
+                await work.close()
+
+    async def _record(self, action: UUID, size: Mapping[str, int]) -> None:
+        async with self._store.write() as tx:
+            counts = {"members": size["members"], "bytes": size["bytes"]}
+            recorded = await repository.record_snapshot(tx, action, epoch=self.epoch, size=counts)
+        if not recorded:
+            self._path(action).unlink()
+            raise Conflict("the action that took the snapshot was not ours any more")
+
+    def _reserve(self, action: UUID, count: int) -> None:
+        assert self._directory is not None
+        used = sum(path.stat().st_size for path in self._directory.glob("*.tar")) + sum(self._reserved.values())
+        if used + count > self._max_bytes:
+            raise TooLarge(
+                f"the snapshot needs {count >> 20} MiB and the node has {max(0, self._max_bytes - used) >> 20} left of "
+                f"the {self._max_bytes >> 20} it keeps (TANGRAM_SNAPSHOTS_MIB); delete others first"
+            )
+        self._reserved[action] = count
+
+    def _path(self, id: UUID) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{id}.tar"
+
+
+async def _write(work: Work, path: Path) -> None:
+    with path.open("xb", buffering=0) as file:
+        async for chunk in work.output():
+            await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(os.fsync, file.fileno())
+
+
+def _persist(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,165 @@
+"""Snapshots: what was written in one environment is what others begin with."""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest_asyncio
+
+from arl_store.migrate import ensure_api_key
+from support.conditions import eventually
+from support.postgres import Databases
+from support.system import System, running_system
+
+SMALL = {"task": "t", "memory_mib": 128, "disk_mib": 16}
+OTHER_KEY = "tk_ffffffffffffffffffffffffffffffff"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "other", OTHER_KEY)
+    cpu = {"TANGRAM_SNAPSHOTS_MIB": "64"}
+    async with running_system(owner_url, driver="namespaces", cores=1, overrides={"cpu": cpu}) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    async with system.client() as api:
+        yield api
+
+
+async def made(api: httpx.AsyncClient, **wanted: Any) -> str:
+    body = {"task": "t", **wanted} if "snapshot" in wanted else SMALL | wanted
+    answer = await api.post("/v1/environments", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def run(api: httpx.AsyncClient, environment: str, script: str, **action: Any) -> str:
+    body = {"task": "t", "argv": ["sh", "-c", script], "environment": {"id": environment}, "demand": {"cpu": 0.5}}
+    answer = await api.post("/v1/actions", params={"wait": 30}, json=body | action)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["result"]["stdout"]["text"])
+
+
+async def taken(api: httpx.AsyncClient, environment: str) -> dict[str, Any]:
+    answer = await api.post(f"/v1/environments/{environment}/snapshots")
+    assert answer.status_code == 201, answer.text
+    snapshot: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/v1/snapshots/{snapshot['id']}"
+    return snapshot
+
+
+def kept(system: System) -> set[str]:
+    return {path.name for path in (system.directory / "snapshots").iterdir()}
+
+
+async def test_two_begin_with_one_and_go_their_own_ways(api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    await run(api, first, "mkdir d; echo 1 > d/f; ln -s d/f l; chmod 700 d; echo t > /tmp/t")
+    snapshot = await taken(api, first)
+    assert (snapshot["environment"], snapshot["disk_mib"], snapshot["members"]) == (first, 16, 6)
+    await run(api, first, "echo later > d/f")
+    forks = [await made(api, snapshot=snapshot["id"]) for _ in range(2)]
+    assert (await api.get(f"/v1/environments/{forks[0]}")).json()["memory_mib"] == 128
+    await run(api, forks[0], "echo mine > d/f")
+    seen = [await run(api, each, "cat l /tmp/t; stat -c %a d") for each in (first, *forks)]
+    assert seen == ["later\nt\n700\n", "mine\nt\n700\n", "1\nt\n700\n"]
+    again = await taken(api, forks[1])
+    assert await run(api, await made(api, snapshot=again["id"]), "cat l") == "1\n"
+
+
+async def test_hostile_contents_are_kept_as_they_are_and_lead_nowhere(api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    script = "ln -s /etc/passwd p; ln -s / root; mkfifo pipe; touch $(printf 'n\\377') a; ln a b"
+    await run(api, first, f"{script}; chmod 4755 a")
+    second = await made(api, snapshot=(await taken(api, first))["id"])
+    assert await run(api, second, "readlink p root; stat -c '%a %h' a; ls | wc -l") == "/etc/passwd\n/\n755 2\n5\n"
+
+
+async def test_it_outlives_its_environment_its_manager_and_its_launcher(system: System, api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    await run(api, first, "echo kept > f")
+    snapshot = await taken(api, first)
+    await api.delete(f"/v1/environments/{first}")
+    system.kill("cpu")
+    system.kill("launcher")
+    (system.directory / "l.sock").unlink(missing_ok=True)
+    await system.start("launcher")
+    await system.start("cpu")
+    assert await run(api, await made(api, snapshot=snapshot["id"]), "cat f") == "kept\n"
+
+
+async def test_a_manager_that_dies_meanwhile_leaves_no_half_of_one(system: System, api: httpx.AsyncClient) -> None:
+    first = await made(api, disk_mib=40, memory_mib=256)
+    await run(api, first, "head -c 30000000 /dev/urandom > f", timeout_s=60)
+    before = kept(system)
+    taking = asyncio.create_task(api.post(f"/v1/environments/{first}/snapshots"))
+    await eventually(lambda: any(name.startswith(".partial") for name in kept(system)) or taking.done())
+    system.kill("cpu")
+    assert (await taking).status_code in (201, 503)
+    await system.start("cpu")
+    listed = {f"{each['id']}.tar" for each in (await api.get("/v1/snapshots")).json()["items"]}
+    assert kept(system) == listed
+    assert listed >= before
+    assert await run(api, first, "wc -c < f") == "30000000\n"
+    for each in (await api.get("/v1/snapshots")).json()["items"]:
+        await api.delete(f"/v1/snapshots/{each['id']}")
+
+
+async def test_a_deleted_one_is_gone(system: System, api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    snapshot = await taken(api, first)
+    path = f"/v1/snapshots/{snapshot['id']}"
+    assert snapshot["id"] in {each["id"] for each in (await api.get("/v1/snapshots")).json()["items"]}
+    assert (await api.get(path)).json() == snapshot
+    assert (await api.delete(path)).status_code == 204
+    assert [(await api.get(path)).status_code, (await api.delete(path)).status_code] == [404, 404]
+    answer = await api.post("/v1/environments", json={"task": "t", "snapshot": snapshot["id"]})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "snapshot")
+    await run(api, first, "true")
+    await eventually(lambda: f"{snapshot['id']}.tar" not in kept(system), timeout_s=20)
+
+
+async def test_the_node_keeps_no_more_than_its_budget(api: httpx.AsyncClient) -> None:
+    first = await made(api, disk_mib=60, memory_mib=256)
+    await run(api, first, "head -c 50000000 /dev/zero > f", timeout_s=60)
+    snapshot = await taken(api, first)
+    answer = await api.post(f"/v1/environments/{first}/snapshots")
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    await api.delete(f"/v1/snapshots/{snapshot['id']}")
+
+
+async def test_what_does_not_fit_is_no_environment(api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    await run(api, first, "head -c 9000000 /dev/zero > f")
+    snapshot = await taken(api, first)
+    name = f"small-{uuid4().hex}"
+    small = {"task": "t", "snapshot": snapshot["id"], "disk_mib": 4, "trajectory": name}
+    answer = await api.post("/v1/environments", json=small)
+    assert answer.status_code == 422, answer.text
+    await made(api, snapshot=snapshot["id"], trajectory=name)
+    wrong = {"files": {"a": b64encode(b"1").decode()}, "template": "other"}
+    for field, value in wrong.items():
+        answer = await api.post("/v1/environments", json={"task": "t", "snapshot": snapshot["id"], field: value})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+async def test_those_of_another_project_are_not_there(api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    snapshot = await taken(api, first)
+    other = {"authorization": f"Bearer {OTHER_KEY}"}
+    answers = [
+        await api.get(f"/v1/snapshots/{snapshot['id']}", headers=other),
+        await api.delete(f"/v1/snapshots/{snapshot['id']}", headers=other),
+        await api.post(f"/v1/environments/{first}/snapshots", headers=other),
+        await api.post("/v1/environments", headers=other, json={"task": "t", "snapshot": snapshot["id"]}),
+    ]
+    assert [answer.status_code for answer in answers] == [404] * 4
+    assert (await api.get("/v1/snapshots", headers=other)).json()["items"] == []
