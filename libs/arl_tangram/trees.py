@@ -1,4 +1,4 @@
-"""File trees of kept environments, for both clients: each method packs or unpacks here, and moves an archive."""
+"""File trees of kept environments and their snapshots, for both clients. Archives are packed and unpacked here."""
 
 import tarfile
 import tempfile
@@ -11,6 +11,7 @@ from uuid import UUID
 
 from arl_tangram.operations import Call, Operation, all_pages, answered
 from arl_wire.files import FileEntry, FilePage, Unpacked
+from arl_wire.snapshots import Snapshot, SnapshotPage
 
 __all__ = ["AsyncTrees", "Trees"]
 
@@ -47,6 +48,18 @@ class Trees:
             self._run(_downloaded(id, archive, path, self._patience_s))
             _unpack(archive, Path(target))
 
+    def snapshot(self, id: UUID) -> Snapshot:
+        """Keep all that was written in an environment; `CreateEnvironment.snapshot` makes others begin with it."""
+        return self._run(_taken(id, self._patience_s))
+
+    def snapshots(self, *, task: str | None = None) -> list[Snapshot]:
+        """Newest first, all pages."""
+        return self._run(_snapshots(task, self._patience_s))
+
+    def delete_snapshot(self, id: UUID) -> None:
+        """What began with it goes on."""
+        self._run(_deleted(id, self._patience_s))
+
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
 
@@ -74,6 +87,15 @@ class AsyncTrees:
             await self._run(_downloaded(id, archive, path, self._patience_s))
             _unpack(archive, Path(target))
 
+    async def snapshot(self, id: UUID) -> Snapshot:
+        return await self._run(_taken(id, self._patience_s))
+
+    async def snapshots(self, *, task: str | None = None) -> list[Snapshot]:
+        return await self._run(_snapshots(task, self._patience_s))
+
+    async def delete_snapshot(self, id: UUID) -> None:
+        await self._run(_deleted(id, self._patience_s))
+
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Awaitable[Value]: ...
 
@@ -95,6 +117,21 @@ def _downloaded(id: UUID, target: Path, path: str, patience_s: float) -> Operati
         method="GET", path=f"/v1/environments/{id}/archive", query=_at(path), download=target, timeout_s=TIMEOUT_S
     )
     yield from answered(call, patience_s)
+
+
+def _taken(id: UUID, patience_s: float) -> Operation[Snapshot]:
+    """One that was taken and not heard of is another one, and in the list."""
+    call = Call(method="POST", path=f"/v1/environments/{id}/snapshots", timeout_s=TIMEOUT_S)
+    return Snapshot.model_validate_json((yield from answered(call, patience_s)))
+
+
+def _snapshots(task: str | None, patience_s: float) -> Operation[list[Snapshot]]:
+    query = {"task": task} if task is not None else {}
+    return (yield from all_pages("/v1/snapshots", query, SnapshotPage, patience_s))
+
+
+def _deleted(id: UUID, patience_s: float) -> Operation[None]:
+    yield from answered(Call(method="DELETE", path=f"/v1/snapshots/{id}"), patience_s)
 
 
 def _at(path: str) -> dict[str, Any]:

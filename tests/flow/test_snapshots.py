@@ -4,15 +4,17 @@ import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
+from arl_tangram import AsyncTangram
+from arl_wire.environments import CreateEnvironment
 from support.conditions import eventually
 from support.postgres import Databases
-from support.system import System, running_system
+from support.system import API_KEY, System, running_system
 
 SMALL = {"task": "t", "memory_mib": 128, "disk_mib": 16}
 OTHER_KEY = "tk_ffffffffffffffffffffffffffffffff"
@@ -149,6 +151,18 @@ async def test_what_does_not_fit_is_no_environment(api: httpx.AsyncClient) -> No
     for field, value in wrong.items():
         answer = await api.post("/v1/environments", json={"task": "t", "snapshot": snapshot["id"], field: value})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+async def test_the_client_takes_and_uses_them(system: System, api: httpx.AsyncClient) -> None:
+    first = await made(api, task="client")
+    await run(api, first, "echo 1 > f", task="client")
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        snapshot = await tangram.snapshot(UUID(first))
+        second = await tangram.create_environment(CreateEnvironment(task="client", snapshot=snapshot.id))
+        assert (second.disk_mib, await tangram.snapshots(task="client")) == (16, [snapshot])
+        await tangram.delete_snapshot(snapshot.id)
+        assert await tangram.snapshots(task="client") == []
+    assert await run(api, str(second.id), "cat f", task="client") == "1\n"
 
 
 async def test_those_of_another_project_are_not_there(api: httpx.AsyncClient) -> None:
