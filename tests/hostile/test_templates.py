@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import Capability, EnvironmentSpec, Report
+from arl_cpu.executor import Capability, EnvironmentSpec, Report, WorkRefused
 from arl_cpu.templates.importing import import_template, remove_template
 from arl_cpu.templates.records import Template
 from arl_cpu.templates.store import InUse, Store
@@ -146,6 +146,19 @@ class TestWhatAnActionSees:
         report = await shell(sandbox, "ls old kept /tmp /dev/shm; stat -c %a /bin/ls; ls /bin/cat", target)
         assert report.stdout.kept == b"/dev/shm:\n\n/tmp:\nt\nu\n\nkept:\n\nold:\nb\n700\n", report
         await sandbox.destroy(source.id, target.id)
+
+    @pytest.mark.usefixtures("changeable")
+    async def test_what_was_changed_of_another_template_is_put_nowhere(self, sandbox: Bench, base: bytes) -> None:
+        imported(sandbox, "anew", base)
+        source = an_environment(template="anew")
+        await shell(sandbox, "touch /f", source)
+        imported(sandbox, "anew", base, a_layer(member("other")))
+        target = an_environment(template="anew")
+        await shell(sandbox, "true", target)
+        with pytest.raises(WorkRefused, match="imported anew"):
+            await moved(sandbox, source, target)
+        await sandbox.destroy(source.id, target.id)
+        remove_template(store_of(sandbox), "anew")
 
     async def test_devices_and_proc_are_the_sandboxs_own(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"

@@ -23,8 +23,10 @@ async def moved(sandbox: Bench, source: EnvironmentSpec, target: EnvironmentSpec
     content = b"".join([chunk async for chunk in taking.output()])
     await taking.close()
     giving = await begun(sandbox, target, "unpack", whole=True)
-    await giving.answer()
-    await giving.send(content)
-    await giving.send(b"")
-    await giving.answer()
-    await giving.close()
+    try:
+        await giving.answer()
+        await giving.send(content)
+        await giving.send(b"")
+        await giving.answer()
+    finally:
+        await giving.close()

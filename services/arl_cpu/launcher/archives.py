@@ -28,6 +28,7 @@ _LATEST_S = 1 << 33
 _UNFINISHED = ".tangram-unfinished"
 _GZIP = b"\x1f\x8b"
 _MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
+_TEMPLATE = "TANGRAM.template"
 _NOT_WRITTEN = ("dev", "proc")
 """Places for what is mounted there."""
 _OVERLAY_OPAQUE = "user.overlay.opaque"
@@ -64,13 +65,16 @@ def measured(tree: Tree, *, max_bytes: int) -> Size:
     return size
 
 
-def pack(tree: Tree, target: BinaryIO) -> None:
+def pack(tree: Tree, target: BinaryIO, *, template: str | None = None) -> None:
     """Files, directories, links and hard links among them; pipes, sockets and devices are left out.
 
-    Of what was written over layers, also the marks of what was removed from them.
+    Of what was written over the layers of a template, also the marks of what was removed from them.
     """
     seen: dict[tuple[int, int], str] = {}
-    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK) as archive:
+    about = {_TEMPLATE: template} if template is not None else None
+    with tarfile.open(
+        fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK, pax_headers=about
+    ) as archive:
         for entry in tree.entries():
             archive.members = []  # type: ignore[attr-defined] # it would remember them all
             if entry.kind == "other" and not _is_whiteout(entry):
@@ -84,15 +88,17 @@ def pack(tree: Tree, target: BinaryIO) -> None:
                 archive.addfile(member)
 
 
-def unpack(stream: io.RawIOBase, root: int, path: str, *, max_bytes: int, restores: bool = False) -> Size:
+def unpack(
+    stream: io.RawIOBase, root: int, path: str, *, max_bytes: int, restores: bool = False, template: str | None = None
+) -> Size:
     """To the directory `path`, which is made where it is not there. A file is all there, or what was there before.
 
     Raises Refused, with the member's name, for what leads out, is too much or is no file, directory or link; what
     came before that member stays. Where it `restores` a snapshot, what is of another kind makes way, and marks of what
-    was removed are obeyed; anybody else's archive removes nothing.
+    was removed are obeyed, if it was taken over this `template`; anybody else's archive removes nothing.
     """
     top = relative(path)
-    taking = _Restoring(root, top, max_bytes) if restores else _Taking(root, top, max_bytes)
+    taking = _Restoring(root, top, max_bytes, template) if restores else _Taking(root, top, max_bytes)
     bounded = _Bounded(_decompressed(stream), max_bytes + MAX_MEMBERS * _HEADERS)
     try:
         if top:
@@ -256,7 +262,13 @@ class _Taking:
 
 
 class _Restoring(_Taking):
+    def __init__(self, root: int, top: str, max_bytes: int, template: str | None) -> None:
+        super().__init__(root, top, max_bytes)
+        self._template = template
+
     def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        if archive.pax_headers.get(_TEMPLATE) != self._template:
+            raise Refused("conflict", "the template was imported anew since the snapshot was taken")
         mark, path = member.pax_headers.get(_MARK), relative(member.name)
         if path.split("/")[0] in _NOT_WRITTEN:
             return

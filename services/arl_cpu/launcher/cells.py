@@ -155,9 +155,9 @@ class Cell:
         return self._host.work_dir / self.name
 
     @property
-    def has_layers(self) -> bool:
-        """Of a template, over which all is written."""
-        return self._template is not None
+    def template_digest(self) -> str | None:
+        """Of the template over whose layers all is written; None without one."""
+        return self._template.template.digest if self._template is not None else None
 
     def processes(self) -> list[Process]:
         """Every living process of it on the host, its first one included."""

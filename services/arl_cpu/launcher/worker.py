@@ -63,12 +63,12 @@ def _do(peer: work_stream.Peer, root: int, wanted: Mapping[str, Any]) -> dict[st
             size = measured(tree, max_bytes=wanted["max_bytes"])
             peer.say({"members": size.members, "bytes": size.bytes, "left_out": size.left_out})
             with peer.output() as target:
-                pack(tree, target)
+                pack(tree, target, template=wanted["digest"])
             return {}
         case "unpack":
             peer.say({})
-            limits = {"max_bytes": wanted["disk_mib"] * _MIB, "restores": wanted["whole"]}
-            size = unpack(peer.input(), root, wanted["path"], **limits)
+            how = {"max_bytes": wanted["disk_mib"] * _MIB, "restores": wanted["whole"], "template": wanted["digest"]}
+            size = unpack(peer.input(), root, wanted["path"], **how)
             return {"members": size.members, "bytes": size.bytes}
     raise Refused("unsupported", f"there is no work called {wanted['op']!r}")
 
@@ -98,7 +98,7 @@ def _enter(mounts: int | None, wanted: Mapping[str, Any]) -> int:
         syscalls.enter_namespace(user, _NEW_USER)
         syscalls.empty_bounding_set()
         syscalls.enter_namespace(mounts, _NEW_MOUNTS)
-        if wanted["op"] == "pack" and wanted["whole"] and wanted["has_layers"]:
+        if wanted["op"] == "pack" and wanted["digest"] is not None:
             wanted = {**wanted, "workspace": reveal_written()}
         os.close(user)
         os.close(mounts)

@@ -22,6 +22,7 @@ __all__ = ["Workers"]
 
 _WRITTEN = ("workspace", "tmp")
 """What can be written where a template brings no layers; shared memory is no file."""
+_PART = {"whole": False, "only": None, "digest": None}
 _AT_WORK_MILLI = 1000
 """The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
 
@@ -40,7 +41,7 @@ class Workers:
         else:
             cell, workspace = found
             work = _Work(asker, cell, environment.spec.id, asked["op"])
-            place = self._whole(cell) if asked.get("whole") else {"workspace": workspace, "whole": False, "only": None}
+            place = self._whole(cell) if asked.get("whole") else {**_PART, "workspace": workspace}
             wanted = {**asked, **place, **self._about(cell, environment.spec.disk_mib)}
             try:
                 self._fork(fence, work, wanted)
@@ -61,13 +62,13 @@ class Workers:
     def _whole(self, cell: Cell) -> dict[str, Any]:
         """Where all lies that can be written, and what of that place it is."""
         root = "/" if self._host.driver.ends_with_first else str(cell.work_dir)
-        return {"workspace": root, "whole": True, "only": None if cell.has_layers else _WRITTEN}
+        only = None if cell.template_digest is not None else _WRITTEN
+        return {"workspace": root, "whole": True, "only": only, "digest": cell.template_digest}
 
     def _about(self, cell: Cell, disk_mib: int) -> dict[str, Any]:
         return {
             "join": list(cell.group.joined_by_workers),
             "host_id": cell.own_uid,
-            "has_layers": cell.has_layers,
             "disk_mib": disk_mib,
             "has_cgroup": self._host.tree is not None,
         }
