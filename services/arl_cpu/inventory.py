@@ -78,6 +78,8 @@ class TemplateShelf:
         # Clocks of file systems are coarse: what changed a moment ago may change again without showing.
         self._seen = stamp if time.time_ns() - stamp > _COARSE_NS else None
         try:
+            for name, why in self._store.damaged().items():
+                log.warning("the record of the template %s cannot be read: %s", name, why)
             return [{"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list()]
         except (OSError, ValueError) as error:
             log.warning("the templates cannot be read: %s", error)

@@ -271,6 +271,36 @@ class TestStore:
         imported(store, a_layer(member("a", "2")))
         assert not tree_of(store, used.template).exists()
 
+    def test_what_an_environment_began_with_stays_by_its_name_when_that_is_imported_anew(self, store: Store) -> None:
+        imported(store, a_layer(member("a", "1")))
+        used = store.open("t")
+        imported(store, a_layer(member("a", "2")))
+        with pytest.raises(InUse):
+            remove_template(store, "t")
+        used.close()
+        remove_template(store, "t")
+        assert list(store.names.iterdir()) == []
+
+    def test_a_record_that_cannot_be_read_is_in_nobodys_way(self, store: Store) -> None:
+        kept = imported(store, a_layer(member("a", "1")), name="bad")
+        store.path_of("bad").write_text("{")
+        imported(store, a_layer(member("b", "2")), name="good")
+        assert [each.name for each in store.list()] == ["good"]
+        assert list(store.damaged()) == ["bad"]
+        assert tree_of(store, kept).exists(), "another version may know what it says"
+        arguments = [sys.executable, "-m", "arl_cpu.templates", str(store.directory), "list"]
+        shown = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        assert '"good"' in shown.stdout
+        assert "bad" in shown.stderr
+        remove_template(store, "bad")
+        assert [path.name for path in store.layers.iterdir()] == list(store.list()[0].layers)
+
+    def test_a_layer_whose_root_hides_all_below_it_is_the_lowest(self, store: Store) -> None:
+        top = a_layer(member(".wh..wh..opq"), member("b", "2"))
+        template = imported(store, a_layer(member("a", "1")), top, a_layer(member("c", "3")))
+        assert len(template.layers) == 2
+        assert (tree_of(store, template, 0) / "b").exists()
+
     def test_an_import_that_was_killed_leaves_nothing_that_counts(self, store: Store, tmp_path: Path) -> None:
         layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", bytes(1 << 20)))])
         arguments = [str(store.directory), "import", str(layout), "t", "100", "100"]

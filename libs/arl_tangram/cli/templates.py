@@ -74,11 +74,12 @@ def remove(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Remove a template and the layers that only it has. Refused while an environment lives that began with it."""
-    (removed,) = _ask(directory, "rm", name)
+    removed = _ask(directory, "rm", name)
+    # One whose record could not be read has nothing more to show.
     if output is Format.JSON:
-        print_json(removed)
+        print_json(removed[0] if removed else {"name": name})
     else:
-        stdout.print(f"removed {_line(removed)}", markup=False)
+        stdout.print(f"removed {_line(removed[0]) if removed else name}", markup=False)
 
 
 def _ask(directory: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -89,6 +90,8 @@ def _ask(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         fail(done.stderr.strip(), EXIT_FAILED)
+    if done.stderr:
+        stderr.print(done.stderr.strip(), markup=False)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 

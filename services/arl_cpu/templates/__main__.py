@@ -1,6 +1,7 @@
 """What `tangram templates` starts: `DIRECTORY import PATH NAME MAX_MIB MAX_MEMBERS | list | rm NAME`.
 
-The answer is JSON on standard output; what is wrong is a sentence on standard error, with exit code 1.
+The answer is JSON on standard output; what is wrong is a sentence on standard error, with exit code 1. What is wrong
+with others is said there, too, and keeps nothing from being done.
 """
 
 import json
@@ -45,6 +46,8 @@ def main(arguments: list[str]) -> int:
         return _fail(f"environments still live in {used.args[0].removesuffix('.json')}; end them first")
     except (Refused, OSError, ValueError) as error:
         return _fail(str(error))
+    for name, why in store.damaged().items():
+        sys.stderr.write(f"the record of {name} cannot be read ({why}); import it again, or remove it\n")
     sys.stdout.write(json.dumps([asdict(template) for template in answer]) + "\n")
     return 0
 

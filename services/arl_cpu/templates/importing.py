@@ -23,7 +23,7 @@ from .refused import Refused
 from .sources import Blobs, identify, image_of, opened, pack_directory
 from .store import TREE, InUse, Store, UnknownTemplate
 from .streams import Budget, Digesting, Readable, decompressed, drain
-from .unpack import read_archive
+from .unpack import OPAQUE, read_archive
 
 __all__ = ["import_template", "remove_template"]
 
@@ -60,6 +60,7 @@ def import_template(store: Store, path: Path, name: str, *, budget: Budget) -> T
             with _told(path), opened(path) as blobs:
                 image, digest = image_of(blobs)
                 layers = [_take_layer(store, blobs, layer, budget) for layer in image.layers]
+        layers = _visible(store, layers)
         # One directory cannot be two layers of an overlay; what lies highest hides the others.
         layers = list({layer.name: layer for layer in reversed(layers)}.values())[::-1]
         _persist(store.layers)
@@ -87,8 +88,10 @@ def remove_template(store: Store, name: str) -> None:
         path = store.path_of(name)
         if not path.exists():
             raise UnknownTemplate(name)
-        with store.unused(path):
+        lock = store.lock_of(name)
+        with store.unused(path), store.unused(lock):
             path.unlink()
+            lock.unlink()
         _clear(store)
 
 
@@ -183,10 +186,24 @@ def _home(store: Store, layers: list[_Layer]) -> str | None:
     return None
 
 
+def _visible(store: Store, layers: list[_Layer]) -> list[_Layer]:
+    """From the highest on that hides all below it: overlayfs asks no root of a layer whether it does."""
+    for index in range(len(layers) - 1, 0, -1):
+        with suppress(OSError):
+            if os.getxattr(store.layers / layers[index].name / TREE, OPAQUE) == b"y":
+                return layers[index:]
+    return layers
+
+
 def _clear(store: Store) -> None:
-    """What an import that was killed has left, and layers that no template has and no environment uses."""
+    """What an import that was killed has left, and layers that no template has and no environment uses.
+
+    All of them stay while there is a record that cannot be read: some may be its.
+    """
     for path in store.layers.glob(f"{_PARTIAL}*"):
         workdir.remove(path)
+    if store.damaged():
+        return
     needed = {layer for template in store.list() for layer in template.layers}
     for path in sorted(store.layers.iterdir()):
         if path.name not in needed:

@@ -6,7 +6,7 @@ Whoever uses a template holds a shared lock on its name and on its layers; nothi
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -68,11 +68,16 @@ class Store:
             return 0
 
     def list(self) -> tuple[Template, ...]:
-        """Raises OSError, or ValueError for a record that another version has written."""
-        return tuple(template for path in sorted(self.names.glob("*.json")) if (template := _read(path)) is not None)
+        """Those that can be read. Raises OSError where the store itself can't be."""
+        return tuple(template for path in self._records() if isinstance(template := _read(path), Template))
+
+    def damaged(self) -> Mapping[str, str]:
+        """Why, by the name of each template whose record cannot be read: another version may have written it."""
+        found = {path.stem: _read(path) for path in self._records()}
+        return {name: str(error) for name, error in found.items() if isinstance(error, Exception)}
 
     def open(self, name: str) -> Opened:
-        """Raises UnknownTemplate, and what `list` raises."""
+        """Raises UnknownTemplate, or ValueError for a record that another version has written."""
         for _ in range(_TRIES):
             with ExitStack() as held:
                 try:
@@ -103,8 +108,18 @@ class Store:
     def path_of(self, name: str) -> Path:
         return self.names / f"{name}.json"
 
+    def lock_of(self, name: str) -> Path:
+        """Held by each environment that began with a template of that name, an earlier one too."""
+        path = self.names / f"{name}.lock"
+        path.touch(0o600)
+        return path
+
+    def _records(self) -> Sequence[Path]:
+        return sorted(self.names.glob("*.json"))
+
     def _hold(self, name: str, held: ExitStack) -> Template:
         record = held.enter_context(_shared(self.path_of(name)))
+        held.enter_context(_shared(self.lock_of(name)))
         template = Template.loads(os.pread(record, os.fstat(record).st_size, 0).decode())
         for layer in template.layers:
             held.enter_context(_shared(self.layers / layer))
@@ -129,8 +144,10 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def _read(path: Path) -> Template | None:
+def _read(path: Path) -> Template | OSError | ValueError | None:
     try:
         return Template.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        return error
