@@ -23,6 +23,7 @@ __all__ = ["Workers"]
 _WRITTEN = ("workspace", "tmp")
 """What can be written where a template brings no layers; shared memory is no file."""
 _PART = {"whole": False, "only": None, "digest": None}
+_BLOCK = 1 << 20
 _AT_WORK_MILLI = 1000
 """The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
 
@@ -100,7 +101,25 @@ class Workers:
         if os.WIFSIGNALED(status) and not work.is_killed and work.op != "pack":
             code: Code = "memory" if work.cell.group.usage().oom_kills > work.oom_kills else "conflict"
             _tell(work.asker, code, f"the process at work on the files was ended by signal {os.WTERMSIG(status)}")
+            self._linger(work.asker.dup())
         self._forget(fence, work)
+
+    def _linger(self, asker: socket.socket) -> None:
+        """Who still writes would be cut off before it has read why. What it writes until then is thrown away."""
+        asker.setblocking(False)
+        asker.shutdown(socket.SHUT_WR)
+
+        def discard() -> None:
+            with suppress(BlockingIOError):
+                try:
+                    if asker.recv(_BLOCK):
+                        return
+                except ConnectionError:
+                    pass  # it has gone
+                self._host.loop.unwatch(asker.fileno())
+                asker.close()
+
+        self._host.loop.watch(asker.fileno(), discard)
 
     def _forget(self, fence: Fence, work: "_Work") -> None:
         del self._works[fence]
