@@ -100,12 +100,8 @@ def build(settings: GatewaySettings) -> FastAPI:
     )
     app.description = DESCRIPTION
     app.state.drain = partial(_drain, waiters, live)
-    app.include_router(router)
-    app.include_router(live_router)
-    app.include_router(environment_router)
-    app.include_router(archive_router)
-    app.include_router(snapshot_router)
-    app.include_router(admin)
+    for each in (router, live_router, environment_router, archive_router, snapshot_router, admin):
+        app.include_router(each)
     return app
 
 
