@@ -38,6 +38,7 @@ An error is an RFC 9457 problem (`application/problem+json`): act on its `code`,
 fields, `trace_id` finds it in our logs. 429 and 503 say in `Retry-After` when to come back. A path that has no such
 method answers 405 with `Allow`. With an `Idempotency-Key` a submission may be sent again after any of them.
 """
+ROUTERS = (router, live_router, environment_router, archive_router, snapshot_router, admin)
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
 
@@ -54,7 +55,6 @@ def build(settings: GatewaySettings) -> FastAPI:
     metrics.gauge_of("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
-
     environments = Environments(store, actions)
     live = Live(store, nodes, waiters, limit=settings.followers)
     metrics.gauge_of("output_followers", "Streams of live output", lambda: live.followers)
@@ -100,7 +100,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     )
     app.description = DESCRIPTION
     app.state.drain = partial(_drain, waiters, live)
-    for each in (router, live_router, environment_router, archive_router, snapshot_router, admin):
+    for each in ROUTERS:
         app.include_router(each)
     return app
 
