@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import httpx
 import pytest
 import pytest_asyncio
@@ -48,14 +49,14 @@ class Resource:
     body: dict[str, Any] | None = None
 
 
-Make = Callable[[httpx.AsyncClient], Awaitable[Resource]]
+Make = Callable[[httpx.AsyncClient, System], Awaitable[Resource]]
 
 
-async def an_action(owner: httpx.AsyncClient) -> Resource:
+async def an_action(owner: httpx.AsyncClient, _system: System) -> Resource:
     return Resource({"id": (await owner.post("/v1/actions", json=LONG)).json()["id"]}, {})
 
 
-async def a_reading_action(owner: httpx.AsyncClient) -> Resource:
+async def a_reading_action(owner: httpx.AsyncClient, _system: System) -> Resource:
     id = (await owner.post("/v1/actions", json=LONG | {"stdin_open": True})).json()["id"]
     async with asyncio.timeout(10):
         while (await owner.get(f"/v1/actions/{id}")).json()["state"] != "running":
@@ -63,24 +64,42 @@ async def a_reading_action(owner: httpx.AsyncClient) -> Resource:
     return Resource({"id": id}, {}, {"text": "x"})
 
 
-async def a_trajectory(owner: httpx.AsyncClient) -> Resource:
+async def a_trajectory(owner: httpx.AsyncClient, _system: System) -> Resource:
     name = "theirs"
     body = LONG | {"trajectory": name, "environment": {"scope": "trajectory"}}
     assert (await owner.post("/v1/actions", json=body)).status_code == 202
     return Resource({"trajectory": name}, {"task": "t"})
 
 
-async def an_environment(owner: httpx.AsyncClient) -> Resource:
+async def an_environment(owner: httpx.AsyncClient, _system: System) -> Resource:
     made = await owner.post("/v1/environments", json={"task": "t"})
     assert made.status_code == 201, made.text
     return Resource({"id": made.json()["id"], "path": "file"}, {})
 
 
-async def a_key(owner: httpx.AsyncClient) -> Resource:
+async def a_snapshot(owner: httpx.AsyncClient, system: System) -> Resource:
+    """As a node would have kept it: a simulated one keeps none."""
+    made = await an_environment(owner, system)
+    taken = """
+        insert into snapshots (id, project_id, queue_id, trajectory, environment_id, node_id, template,
+                               memory_mib, disk_mib, pids, members, bytes)
+        select $1, project_id, queue_id, trajectory, id, node_id, 'host', 64, 8, 16, 1, 1
+          from environments where id = $2
+    """
+    id = str(uuid4())
+    connection = await asyncpg.connect(system.owner_url)
+    try:
+        await connection.execute(taken, id, made.path["id"])
+    finally:
+        await connection.close()
+    return Resource({"id": id}, {})
+
+
+async def a_key(owner: httpx.AsyncClient, _system: System) -> Resource:
     return Resource({"id": str((await owner.post("/v1/admin/keys", json={})).json()["id"])}, {})
 
 
-async def a_queue(owner: httpx.AsyncClient) -> Resource:
+async def a_queue(owner: httpx.AsyncClient, _system: System) -> Resource:
     task = f"q-{uuid4().hex}"
     assert (await owner.post("/v1/actions", json=LONG | {"task": task})).status_code == 202
     return Resource({"task": task}, {}, {"max_queued": 5})
@@ -91,6 +110,7 @@ RESOURCES: dict[str, Make] = {
     "/v1/actions/{id}/input": a_reading_action,
     "/v1/trajectories/{trajectory}": a_trajectory,
     "/v1/environments/{id}": an_environment,
+    "/v1/snapshots/{id}": a_snapshot,
     "/v1/admin/keys/{id}": a_key,
     "/v1/admin/queues/{task}": a_queue,
 }
@@ -117,7 +137,11 @@ def lists(operation: dict[str, Any]) -> bool:
 
 WITH_PARAMETERS = named([each for each in OPERATIONS if "{" in each[1]])
 LISTS = named(
-    [each for each in OPERATIONS if each[0] == "get" and lists(each[2]) and each[1] not in OF_THE_INSTALLATION]
+    [
+        each
+        for each in OPERATIONS
+        if each[0] == "get" and lists(each[2]) and "{" not in each[1] and each[1] not in OF_THE_INSTALLATION
+    ]
 )
 
 
@@ -150,10 +174,10 @@ def test_the_document_has_what_this_test_asks_for() -> None:
 
 @pytest.mark.parametrize(("method", "path"), WITH_PARAMETERS)
 async def test_anothers_resource_is_as_good_as_unknown(
-    owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
+    system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
 ) -> None:
     """The owner asks last, so that it is there to be found."""
-    resource = await maker_of(path)(owner)
+    resource = await maker_of(path)(owner, system)
     url = path.format(**resource.path)
     refused = await stranger.request(method, url, params=resource.query, json=resource.body)
     assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
@@ -162,26 +186,28 @@ async def test_anothers_resource_is_as_good_as_unknown(
         if found.status_code >= 300:
             await found.aread()
             # A simulated environment has no files, and says that and not that it is unknown.
-            assert path.endswith("/files/{path}"), found.text
-            assert "there is no file" in found.text
+            assert path.startswith("/v1/environments/{id}/"), found.text
+            assert any(said in found.text for said in ("there is no file", "has no files")), found.text
 
 
 @pytest.mark.parametrize(("method", "path"), LISTS)
 async def test_a_list_has_only_ones_own(
-    owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
+    system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
 ) -> None:
     for make in RESOURCES.values():
-        await make(owner)
+        await make(owner, system)
         if make is not a_trajectory:
-            await make(stranger)
+            await make(stranger, system)
     theirs, ours = [{item["id"] for item in (await api.get(path)).json()["items"]} for api in (owner, stranger)]
     assert theirs
     assert ours
     assert not theirs & ours
 
 
-async def test_waiting_finds_nothing_of_anothers(owner: httpx.AsyncClient, stranger: httpx.AsyncClient) -> None:
-    id = (await an_action(owner)).path["id"]
+async def test_waiting_finds_nothing_of_anothers(
+    system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient
+) -> None:
+    id = (await an_action(owner, system)).path["id"]
     answer = (await stranger.post("/v1/actions:wait", json={"ids": [id], "timeout_s": 0})).json()
     assert answer == {"settled": [], "pending": [], "unknown": [id]}
 

@@ -132,6 +132,14 @@ class TestOddInput:
         assert report.files == dict.fromkeys(names, b"x")
 
 
+HEADLESS = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+"""Looks like a zombie, and is none."""
+
+
 class TestStages:
     @pytest.mark.parametrize("bomb", [FORK_BOMB, DAEMON_BOMB], ids=["fork", "setsid and double fork"])
     async def test_a_tenth_of_a_core_is_enough_to_end_a_bomb(self, sandbox: Bench, bomb: str) -> None:
@@ -153,6 +161,12 @@ class TestStages:
         again = await sandbox.run(a_command("true", environment=environment))
         assert again.outcome == "ok"  # a new one; it is the manager that refuses to make it silently
         await sandbox.destroy(environment.id)
+
+    async def test_a_process_whose_first_thread_has_ended_ends_at_the_timeout_too(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
+        report = await sandbox.run(a_program(HEADLESS, environment=trajectory, timeout_s=0.7))
+        assert (report.outcome, report.environment_lost) == ("user_timeout", False)
 
 
 class TestOutput:

@@ -156,13 +156,31 @@ class TestRealExecutors:
             ("kept = open('out', 'w'); kept.write('unclosed')", b"unclosed"),
             ("import sys; sys.stdout = open('out', 'w'); print('redirected', end='')", b"redirected"),
             ("import sys; sys.stdout.close(); open('out', 'w').write('closed')", b"closed"),
+            ("import helper; helper.file.write('by a module')", b"by a module"),
+            ("import os\nclass A:\n def __del__(self): open('out', 'w').write(os.sep)\na = A()", b"/"),
         ],
     )
     async def test_source_ends_as_a_program_does_with_its_files_written(
         self, real: Bench, source: str, written: bytes
     ) -> None:
-        report = await real.run(a_program(source, fetch=("out",)))
-        assert (report.exit_code, report.files) == (0, {"out": written})
+        helper = {"helper.py": b"file = open('out', 'w')"}
+        report = await real.run(a_program(source, fetch=("out",), files=helper))
+        assert (report.exit_code, report.files, report.stderr.kept) == (0, {"out": written}, b"")
+
+    async def test_threads_that_nobody_waits_for_end_in_silence(self, real: Bench) -> None:
+        busy = "import threading\ndef f(x): return x + 1\ndef g():\n x = 0\n while True: x = f(x)\n"
+        start = "for _ in range(3): threading.Thread(target=g, daemon=True).start()\nprint('done')"
+        report = await real.run(a_program(busy + start))
+        assert (report.exit_code, report.stdout.kept, report.stderr.kept) == (0, b"done\n", b"")
+
+    async def test_the_time_zone_of_an_action_is_that_of_its_source(self, real: Bench) -> None:
+        source = "import time; print(time.tzname[0], time.strftime('%H', time.localtime(0)))"
+        assert (await real.run(a_program(source, env={"TZ": "JST-9"}))).stdout.kept == b"JST 09\n"
+
+    async def test_a_source_that_is_interrupted_ends_by_that_signal(self, real: Bench) -> None:
+        report = await real.run(a_program("raise KeyboardInterrupt"))
+        assert (report.exit_code, report.signal) == (None, 2)
+        assert b"KeyboardInterrupt" in report.stderr.kept
 
     async def test_files_go_in_and_come_out(self, real: Bench) -> None:
         blob = bytes(range(256)) * 4096

@@ -6,6 +6,8 @@ __all__ = ["COMMAND", "MISSING"]
 
 MISSING = "this template has no python3 in its PATH, which `source` is run by; give `argv`, or use another template"
 _RESIDENT = Path(__file__).with_name("resident.py").read_text()
-# In a namespace of its own, so that the source finds `__main__` empty.
-COMMAND = ("python3", "-c", f"exec(compile({_RESIDENT!r}, 'resident.py', 'exec'), {{'__name__': 'resident'}})")
+# Before any import: nothing in the directory of an action is a module of this one.
+_NO_DIRECTORY = "import sys; sys.path[:1] = [each for each in sys.path[:1] if each]"
+_RUN = f"exec(compile({_RESIDENT!r}, 'resident.py', 'exec'), {{'__name__': 'resident'}})"
+COMMAND = ("python3", "-c", f"{_NO_DIRECTORY}; {_RUN}")
 """Expects a socket as file 3: `once` and an order there make it run that source and end."""

@@ -21,6 +21,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 # Static: what it would load is not to be found in a template.
 _FLAGS = ("-std=gnu11", "-O2", "-static", "-Wall", "-Wextra")
 _LIMIT_S = 60
+_CHECK = "--check"
 
 
 class NoNative(Exception):
@@ -36,13 +37,22 @@ def open_native() -> int:
         key.update(path.read_bytes())
     try:
         program = _own_directory() / f"agent-{key.hexdigest()[:32]}"
-        if not program.exists():
+        if not _works(program):
             if compiler is None:
                 raise NoNative(f"there is no C compiler ({', '.join(_COMPILERS)})")
             _compile(compiler, sources, program)
         return os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise NoNative(str(error)) from error
+
+
+def _works(program: Path) -> bool:
+    """Also after a full disk, a power cut or a change of the machine."""
+    try:
+        _run([str(program), _CHECK])
+    except (OSError, NoNative):
+        return False
+    return True
 
 
 def _own_directory() -> Path:
@@ -56,7 +66,11 @@ def _own_directory() -> Path:
 
 
 def _home() -> Path:
-    return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    """Raises NoNative: in a container a uid may have no entry."""
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError as error:
+        raise NoNative(f"uid {os.geteuid()} has no home") from error
 
 
 def _compile(compiler: str, sources: list[Path], program: Path) -> None:
@@ -64,7 +78,9 @@ def _compile(compiler: str, sources: list[Path], program: Path) -> None:
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
         made = f"{scratch}/agent"
         _run([compiler, *_FLAGS, "-o", made, *map(str, sources)])
-        _run([made, "--check"])
+        _run([made, _CHECK])
+        with open(made, "rb") as file:
+            os.fsync(file.fileno())
         os.rename(made, program)
 
 

@@ -118,5 +118,7 @@ def _read(pid: int) -> Process | None:
             after_name = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    state, parent, started = after_name[0], int(after_name[1]), int(after_name[19])
-    return None if state in (b"Z", b"X") else Process(pid, started, parent)
+    state, parent, started, threads = after_name[0], int(after_name[1]), int(after_name[19]), int(after_name[17])
+    # The first thread of a process may end before the others, and looks like a zombie then.
+    is_dead = state == b"X" or (state == b"Z" and threads <= 1)
+    return None if is_dead else Process(pid, started, parent)

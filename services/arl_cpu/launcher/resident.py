@@ -5,12 +5,16 @@ at all: what is loaded here is in the memory of every environment that runs sour
 Imported, it lends `execute` to the agent that forks itself.
 """
 
-import _socket  # `socket` would load ten times as much
+import _signal  # type: ignore[import-not-found]  # `signal` and `socket` would load ten times as much
+import _socket
+import atexit
 import gc
+import io
 import linecache
 import os
 import struct
 import sys
+import time
 from types import ModuleType
 
 CHANNEL = 3
@@ -22,7 +26,7 @@ LISTS = 8
 VARIABLES, DIRECTORY, SOURCE = 2, 3, 7
 """Which of the lists in an order."""
 NAME = "main.py"
-CANNOT_FLUSH, INTERRUPTED = 120, 130
+CANNOT_FLUSH = 120
 
 
 def let_read_memory(allowed: bool) -> None:
@@ -63,6 +67,7 @@ def fork(channel: _socket.socket, files: "list[int]") -> bool:
         pid = -1
     if pid == 0:
         return False
+    os.dup2(0, 2)  # it was the first action's, for what might have gone wrong until now
     for file in files:
         os.close(file)
     if pid > 0:
@@ -90,7 +95,7 @@ def read(order: int) -> "list[list[bytes]]":
     return lists
 
 
-def run(order: int, ends: "list[int]") -> None:
+def run(order: int, ends: "list[int]", sites: "dict[str, object]") -> None:
     let_read_memory(True)
     for number, file in enumerate(ends):
         os.dup2(file, number)
@@ -103,28 +108,73 @@ def run(order: int, ends: "list[int]") -> None:
     for each in lists[VARIABLES]:
         name, _, value = os.fsdecode(each).partition("=")
         os.environ[name] = value
-    sys.argv, sys.path[0] = [NAME], os.getcwd()
-    main = sys.modules["__main__"]
-    main.__file__ = NAME
-    os._exit(execute(lists[SOURCE][0], main))
+    time.tzset()
+    sys.argv = [NAME]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())
+    if site_state() != sites:
+        find_new_packages()
+    execute(lists[SOURCE][0])
 
 
-def execute(source: "bytes | str", main: ModuleType) -> int:
-    """Its exit status, after all that a normal end does: what it leaves is flushed, and its threads have ended."""
+def site_state() -> "dict[str, object]":
+    """What would change when packages are installed."""
+    return {path: os.stat(path).st_mtime_ns if os.path.isdir(path) else None for path in site_directories()}
+
+
+def site_directories() -> "list[str]":
+    if "site" not in sys.modules or not hasattr(sys.modules["site"], "getsitepackages"):
+        return []
+    import site
+
+    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+
+
+def find_new_packages() -> None:
+    import site
+
+    sys.path_importer_cache.clear()
+    known = set(sys.path)
+    site.addsitepackages(known)
+    if site.ENABLE_USER_SITE:
+        site.addusersitepackages(known)
+
+
+def execute(source: "bytes | str") -> None:
+    """End this process as the source does, after all that a normal end does, but for the interpreter's own end.
+
+    That would write to every page that this process still shares with the one it is from.
+    """
+    known = set(sys.modules)
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=NAME, __builtins__=sys.modules["builtins"])
+    sys.modules["__main__"] = main
     text = source if isinstance(source, str) else source.decode("utf-8", "replace")
     linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)
+    namespace = main.__dict__
+    del main  # what the source defined has to be let go of
+    code = run_to_its_end(source, namespace)
+    del namespace
+    code = end(code, known)
+    if code < 0:
+        _signal.signal(-code, _signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def run_to_its_end(source: "bytes | str", namespace: "dict[str, object]") -> int:
+    """An exit status, or a signal's number below 0."""
     try:
-        code = 0
-        exec(compile(source, NAME, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # it is the job
+        exec(compile(source, NAME, "exec", dont_inherit=True), namespace)  # noqa: S102  # it is the job
     except SystemExit as end:
-        code = exit_code(end.code)
+        return exit_code(end.code)
     except KeyboardInterrupt as error:
         show(error)
-        code = INTERRUPTED
+        return -int(_signal.SIGINT)
     except BaseException as error:  # noqa: BLE001  # as the interpreter itself does at the end of a program
         show(error)
-        code = 1
-    return end_of(main, code)
+        return 1
+    return 0
 
 
 def exit_code(code: object) -> int:
@@ -150,24 +200,38 @@ def show(error: BaseException) -> None:
     traceback.print_exception(type(error), error, trace)
 
 
-def end_of(main: ModuleType, code: int) -> int:
-    """Threads, exit handlers, what the program forgot to close, and buffers, in the order of a normal end.
-
-    Not the interpreter's own end, which writes to every page that this process still shares with the one it is from.
-    """
-    import atexit
-
+def end(code: int, known: "set[str]") -> int:
+    """Threads, exit handlers, what the program forgot to close, and buffers, in the order of a normal end."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
-    finally:
-        main.__dict__.clear()
-        gc.collect()
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            if not flush(stream):
-                code = code or CANNOT_FLUSH
+    except BaseException as error:  # noqa: BLE001  # told, and no other end for that
+        show(error)
+    if len(sys._current_frames()) == 1:
+        let_go(known)
+    else:
+        flush_all()  # threads that nobody waits for go on to the last moment, and need what they use
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if not flush(stream):
+            code = code or CANNOT_FLUSH
     return code
+
+
+def let_go(known: "set[str]") -> None:
+    """Of the source's own modules, so that files are closed and finalizers called; libraries end with the process."""
+    libraries = (sys.prefix, sys.base_prefix)
+    for name in set(sys.modules) - known | {"__main__"}:
+        if not str(getattr(sys.modules[name], "__file__", None) or sys.prefix).startswith(libraries):
+            del sys.modules[name]
+    gc.collect()
+
+
+def flush_all() -> None:
+    for kind in (io.TextIOWrapper, io.BufferedWriter):
+        for each in gc.get_objects():
+            if isinstance(each, kind):
+                flush(each)
 
 
 def flush(stream: object) -> bool:
@@ -181,4 +245,5 @@ def flush(stream: object) -> bool:
 
 
 if __name__ == "resident":
-    run(*wait_for_source())
+    at_first = site_state()
+    run(*wait_for_source(), at_first)

@@ -4,9 +4,8 @@ import io
 import os
 import signal
 import sys
-import types
+import time
 from collections.abc import Mapping
-from typing import NoReturn
 
 from .resident import NAME, execute
 from .syscalls import PR_SET_DUMPABLE, prctl
@@ -34,18 +33,15 @@ def look_like_a_fresh_interpreter(base_prefix: str | None) -> None:
     sys.path_importer_cache.clear()
 
 
-def run_source(source: str, env: Mapping[str, str]) -> NoReturn:
+def run_source(source: str, env: Mapping[str, str]) -> None:
     """Run it as `python main.py` would, in this forked process; ends the process with its exit status."""
     prctl(PR_SET_DUMPABLE, 1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(env)
     sys.path[0] = os.getcwd()
     _open_standard_files()
-    main = types.ModuleType("__main__")
-    main.__file__ = NAME
-    main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
-    sys.modules["__main__"] = main
-    os._exit(execute(source, main))
+    time.tzset()
+    execute(source)
 
 
 def _open_standard_files() -> None:

@@ -48,7 +48,7 @@ char **order_strings(const struct items *items); /* to be freed; NULL without me
 
 /* channel.c: what the launcher hears */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void say_file(unsigned number, long long size, int file);
+bool say_file(unsigned number, long long size, int file);
 char *quoted(const char *text); /* as a JSON string, cut at MAX_MESSAGE; to be freed */
 ssize_t hear(int channel, void *text, size_t room, int *files, int *count);
 

@@ -15,8 +15,8 @@ union beside {
     char room[CMSG_SPACE(MAX_FILES * sizeof(int))];
 };
 
-/* Nobody to tell is the end of everything: the launcher is gone. */
-static void send_packet(const char *text, size_t length, int file)
+/* Nobody to tell is the end of everything: the launcher is gone. False where too many files are on their way. */
+static bool send_packet(const char *text, size_t length, int file)
 {
     struct iovec part = {.iov_base = (void *)text, .iov_len = length};
     union beside beside;
@@ -32,9 +32,13 @@ static void send_packet(const char *text, size_t length, int file)
         header->cmsg_len = CMSG_LEN(sizeof file);
         memcpy(CMSG_DATA(header), &file, sizeof file);
     }
-    while (sendmsg(CHANNEL, &message, MSG_NOSIGNAL) < 0)
+    while (sendmsg(CHANNEL, &message, MSG_NOSIGNAL) < 0) {
+        if (errno == ETOOMANYREFS && file >= 0)
+            return false;
         if (errno != EINTR)
             _exit(1);
+    }
+    return true;
 }
 
 void say(const char *format, ...)
@@ -51,11 +55,24 @@ void say(const char *format, ...)
     free(text);
 }
 
-void say_file(unsigned number, long long size, int file)
+bool say_file(unsigned number, long long size, int file)
 {
     char text[96];
     int length = snprintf(text, sizeof text, "{\"op\": \"file\", \"number\": %u, \"size\": %lld}", number, size);
-    send_packet(text, length, file);
+    return send_packet(text, length, file);
+}
+
+/* How many bytes of a character of UTF-8 (RFC 3629) begin here; 0 where none does. */
+static int character(const unsigned char *text)
+{
+    int length = *text < 0x80 ? 1 : *text < 0xc2 ? 0 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : *text < 0xf5 ? 4 : 0;
+
+    for (int each = 1; each < length; each++)
+        if ((text[each] & 0xc0) != 0x80)
+            return 0;
+    if ((*text == 0xe0 && text[1] < 0xa0) || (*text == 0xf0 && text[1] < 0x90) || (*text == 0xf4 && text[1] > 0x8f))
+        return 0;
+    return length;
 }
 
 char *quoted(const char *text)
@@ -65,17 +82,17 @@ char *quoted(const char *text)
 
     if (!made)
         _exit(1);
-    while (length > 0 && text[length] != 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
-        length--; /* not in the middle of a character */
     *to++ = '"';
-    for (size_t at = 0; at < length; at++) {
+    for (size_t at = 0; at < length;) {
         unsigned char one = text[at];
+        int bytes = character((const unsigned char *)text + at);
         if (one == '"' || one == '\\')
             to += sprintf(to, "\\%c", one);
-        else if (one < 0x20 || one == 0x7f)
+        else if (one < 0x20 || one == 0x7f || bytes == 0 || at + bytes > length)
             to += sprintf(to, "\\u%04x", one);
         else
-            *to++ = one;
+            to = mempcpy(to, text + at, bytes);
+        at += bytes ? bytes : 1;
     }
     *to++ = '"';
     *to = 0;

@@ -223,7 +223,8 @@ char *files_send(const struct order *order)
                     _exit(1);
             } else {
                 left -= state.st_size;
-                say_file(each, state.st_size, file);
+                if (!say_file(each, state.st_size, file) && !message)
+                    message = strdup("too many open files are on their way between processes of this user");
             }
         }
         close(file);

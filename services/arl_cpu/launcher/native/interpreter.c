@@ -20,8 +20,6 @@ static bool is_for_start(const char *variable)
 {
     static const char *const names[] = {"PATH=", "LD_", "PYTHON", "LANG=", "LC_", "HOME="};
 
-    if (strncmp(variable, "PYTHON_CPU_COUNT=", 17) == 0)
-        return false;
     for (size_t each = 0; each < sizeof names / sizeof *names; each++)
         if (strncmp(variable, names[each], strlen(names[each])) == 0)
             return true;
@@ -33,6 +31,8 @@ static char **variables_for_start(const struct items *variables)
     char **found = calloc(variables->count + 1, sizeof *found);
     size_t count = 0;
 
+    if (!found)
+        _exit(1);
     for (uint32_t each = 0; each < variables->count; each++)
         if (is_for_start(variables->at[each].text) && !(found[count++] = strdup(variables->at[each].text)))
             _exit(1);
@@ -54,7 +54,7 @@ static bool are_same(char **some, char **others)
     return *some == *others;
 }
 
-static int start(const struct order *order)
+static int start(const struct order *order, int standard_error)
 {
     int ends[2];
     char **argv;
@@ -63,7 +63,8 @@ static int start(const struct order *order)
         return errno;
     if (!(argv = order_strings(&order->argv)))
         _exit(1);
-    const int files[] = {0, 1, 2, ends[1]};
+    /* What it has to say of its own beginning the action is told. */
+    const int files[] = {0, 1, standard_error, ends[1]};
     pid_t pid = spawn(argv, its_variables, files, 4, false);
     int failure = errno;
     free(argv);
@@ -112,7 +113,7 @@ int interpreter_run(const struct order *order, const int *files)
     }
     free_variables(its_variables);
     its_variables = variables;
-    int failure = start(order);
+    int failure = start(order, files[2]);
     return failure ? failure : ask(order, files);
 }
 

@@ -104,7 +104,9 @@ static void report_unstarted(int failure, int standard_error)
         say("{\"op\": \"exited\", \"no_interpreter\": true}");
     } else {
         int length = asprintf(&text, "cannot run '%s': [Errno %d] %s: '%s'\n", name, failure, strerror(failure), name);
-        if (length < 0 || write(standard_error, text, length) < 0)
+        if (length < 0)
+            _exit(1);
+        if (write(standard_error, text, length) < 0)
             errno = 0; /* nobody reads it; the status says enough */
         free(text);
         say("{\"op\": \"exited\", \"status\": %d}", (failure == ENOENT ? NOT_FOUND : NOT_EXECUTABLE) << 8);
@@ -199,8 +201,8 @@ static void start(const int *files, int count)
 
 static void end_action(void)
 {
-    /* Before it told of a process the interpreter itself is the action. */
-    if (action.is_by_interpreter && action.pid == 0)
+    /* It may have told of no process yet, or have been stopped by the one it runs. */
+    if (action.is_by_interpreter)
         interpreter_end();
     kill_all_but(&action.before);
 }

@@ -20,6 +20,7 @@ static bool read_process(int proc, const char *name, struct process *found)
 {
     char path[32], text[512], *at;
     char state;
+    long threads;
 
     snprintf(path, sizeof path, "%.16s/stat", name);
     int file = openat(proc, path, O_RDONLY | O_CLOEXEC);
@@ -31,12 +32,13 @@ static bool read_process(int proc, const char *name, struct process *found)
         return false;
     text[length] = 0;
     at = strrchr(text, ')');
-    /* Fields 3 and 22 of proc_pid_stat(5); a name may hold anything, brackets too. */
-    if (!at || sscanf(at + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                      &state, &found->started) != 2)
+    /* Fields 3, 20 and 22 of proc_pid_stat(5); a name may hold anything, brackets too. */
+    if (!at || sscanf(at + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
+                      &state, &threads, &found->started) != 3)
         return false;
     found->pid = atoi(name);
-    return state != 'Z' && state != 'X';
+    /* The first thread of a process may end before the others, and looks like a zombie then. */
+    return state != 'X' && (state != 'Z' || threads > 1);
 }
 
 static void add(struct processes *found, struct process one)
