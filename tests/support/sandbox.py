@@ -37,16 +37,17 @@ NATIVE = pytest.mark.skipif(
 )
 
 
-def sandboxes(slow: Sequence[str] = ()) -> list[Any]:
+def sandboxes(slow: Sequence[str] = (), *, both_agents: bool = False) -> list[Any]:
     """Parameters: every driver that builds walls, skipped with its reason where the host lacks its tool or feature.
 
-    After a plus sign stands the agent that is asked for.
+    After a plus sign stands the agent that is asked for. Of the others `namespaces` uses both, each for what it does
+    better, and the rest the one in Python.
     """
     agents = [
         pytest.param("namespaces+python", marks=pytest.mark.slow),
         pytest.param("namespaces+native", marks=[pytest.mark.slow, NATIVE]),
     ]
-    return agents + [
+    return (agents if both_agents else []) + [
         pytest.param(
             driver.name,
             marks=[
