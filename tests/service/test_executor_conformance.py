@@ -167,6 +167,10 @@ class TestRealExecutors:
         report = await real.run(a_program(source, fetch=("out",), files=helper))
         assert (report.exit_code, report.files, report.stderr.kept) == (0, {"out": written}, b"")
 
+    async def test_a_source_can_be_asked_for_its_own_lines(self, real: Bench) -> None:
+        source = "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f), end='')"
+        assert (await real.run(a_program(source))).stdout.kept == b"def f():\n    return 1\n"
+
     async def test_threads_that_nobody_waits_for_end_in_silence(self, real: Bench) -> None:
         busy = "import threading\ndef f(x): return x + 1\ndef g():\n x = 0\n while True: x = f(x)\n"
         start = "for _ in range(3): threading.Thread(target=g, daemon=True).start()\nprint('done')"

@@ -10,7 +10,6 @@ import _socket
 import atexit
 import gc
 import io
-import linecache
 import os
 import struct
 import sys
@@ -140,6 +139,16 @@ def find_new_packages() -> None:
         site.addusersitepackages(known)
 
 
+class Loader:
+    """Whoever shows lines of the source asks it (PEP 302); `linecache`, a MiB for each environment, is not needed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_source(self, _name: str) -> str:
+        return self.text
+
+
 def execute(source: "bytes | str") -> None:
     """End this process as the source does, after all that a normal end does, but for the interpreter's own end.
 
@@ -147,10 +156,9 @@ def execute(source: "bytes | str") -> None:
     """
     known = set(sys.modules)
     main = ModuleType("__main__")
-    main.__dict__.update(__file__=NAME, __builtins__=sys.modules["builtins"])
-    sys.modules["__main__"] = main
     text = source if isinstance(source, str) else source.decode("utf-8", "replace")
-    linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)
+    main.__dict__.update(__file__=NAME, __builtins__=sys.modules["builtins"], __loader__=Loader(text))
+    sys.modules["__main__"] = main
     namespace = main.__dict__
     del main  # what the source defined has to be let go of
     code = run_to_its_end(source, namespace)
