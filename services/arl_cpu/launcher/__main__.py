@@ -211,7 +211,7 @@ def _agent(wanted: str, driver: Driver, *, has_cgroup: bool) -> tuple[int | None
     except native.NoNative as problem:
         if wanted != native.AUTO:
             raise NotPossible(f"no agent in C: {problem}") from problem
-        return None, in_python(reason=str(problem), fix="A C compiler with a static libc saves 3 MiB per environment")
+        return None, in_python(reason=str(problem))
     return program, Capability(name="agent", level="enforced", mechanism="C")
 
 
