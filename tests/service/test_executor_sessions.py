@@ -151,6 +151,19 @@ class TestCommands:
         assert await shell.says("stty -a") == before
 
 
+class TestTerminal:
+    async def test_one_that_was_made_into_something_else_costs_only_the_session(self, shell: Shell) -> None:
+        first = await shell.run("python3 -c 'import fcntl, struct; fcntl.ioctl(0, 0x5423, struct.pack(\"i\", 27))'")
+        report = await shell.run("echo hello")
+        if first.outcome == "ok":
+            assert (report.outcome, report.stdout.kept) == ("user_error", b"")
+            assert "did not run: its terminal cannot be used" in (report.message or "")
+        else:
+            assert b"Operation not permitted" in first.stdout.kept
+            assert (report.outcome, report.stdout.kept) == ("ok", b"hello\n")
+        assert await shell.says("echo again") == "again\n"
+
+
 class TestStopping:
     @pytest.mark.parametrize("command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read x"])
     async def test_at_its_timeout_a_command_is_interrupted_and_the_session_lives_on(

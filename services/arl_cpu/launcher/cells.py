@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -253,23 +254,30 @@ class Cell:
                 os.close(copy)
 
     def _hear(self) -> None:
-        received = self.channel.receive()
-        if received is None:
-            self._unwatch_channel()
-            self.kill()
-            return
-        message, files = received
-        match message["op"]:
-            case "prepared":
-                self.is_prepared = True
-                self._keep_mounts()
-                self.owner.prepared()
-            case "failed":
-                self.owner.failed(message["message"])
-            case _:
-                self.owner.heard(message, files)
-        for file in files:
-            os.close(file)
+        """Whatever goes wrong with what one agent says ends its cell, and no other."""
+        try:
+            if (received := self.channel.receive()) is not None:
+                self._take(*received)
+                return
+        except Exception:  # noqa: BLE001 - whatever it is, it is this environment's
+            traceback.print_exc()
+        self._unwatch_channel()
+        self.kill()
+
+    def _take(self, message: dict[str, Any], files: list[int]) -> None:
+        try:
+            match message["op"]:
+                case "prepared":
+                    self.is_prepared = True
+                    self._keep_mounts()
+                    self.owner.prepared()
+                case "failed":
+                    self.owner.failed(message["message"])
+                case _:
+                    self.owner.heard(message, files)
+        finally:
+            for file in files:
+                os.close(file)
 
     def _keep_mounts(self) -> None:
         """An ordinary user gets at the namespaces of a process only as long as that lets itself be looked at."""

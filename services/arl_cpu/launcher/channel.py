@@ -26,7 +26,7 @@ class Channel:
         socket.send_fds(self.socket, [json.dumps(message).encode()], list(files))
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next message and its files; None at the end of the other side."""
+        """The next message and its files; None at the end of the other side. Raises ValueError for what is none."""
         try:
             # Not socket.recv_fds: it drops its flags, and what an action must not have would be inherited.
             data, beside, _, _ = self.socket.recvmsg(_MAX_PACKET, _BESIDE, socket.MSG_CMSG_CLOEXEC)
@@ -35,7 +35,14 @@ class Channel:
         files = array("i")
         for _, _, part in beside:
             files.frombytes(part[: len(part) - len(part) % files.itemsize])
-        return (json.loads(data), files.tolist()) if data else None
+        if not data:
+            return None
+        try:
+            return json.loads(data), files.tolist()
+        except (ValueError, RecursionError) as error:
+            for file in files:
+                os.close(file)
+            raise ValueError(f"a message that cannot be read: {error}") from error
 
     def close(self) -> None:
         self.socket.close()

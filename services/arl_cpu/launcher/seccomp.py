@@ -34,8 +34,8 @@ _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; the others only add attack surface."""
-INJECTIONS = (0x5412, 0x541C)
-"""TIOCSTI, TIOCLINUX: they type on a terminal."""
+INJECTIONS = (0x5412, 0x541C, 0x5423)
+"""TIOCSTI, TIOCLINUX: they type on a terminal. TIOCSETD: it makes one of a terminal that is none any more."""
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {

@@ -54,6 +54,8 @@ class Session:
         self._statuses, self._status_end = os.pipe()
         os.set_blocking(self._statuses, False)
         self.is_open = True
+        self.why_not_run: str | None = None
+        """Of the last command, if its shell never read it."""
         self._has_exited = False
         self._number = 0
         self._heard = b""
@@ -82,14 +84,23 @@ class Session:
         """`ended` is called once, with a wait status, after the last output was shown."""
         self._number += 1
         self._show, self._ended, self._feed, self._status = show, ended, feed, None
-        termios.tcflush(self._peer, termios.TCIFLUSH)
-        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes)
+        try:
+            self._prepare_terminal()
+        except (OSError, termios.error) as failure:
+            self.why_not_run = f"its terminal cannot be used any more: {failure}"
+            self.give_up()
+            return
         self._loop.watch(self._terminal, self._read)
         self._loop.watch(self._statuses, self._hear)
         if feed is not None:
             feed.type_into(self._terminal, self._loop)
         text = f"{self._number} {command}".encode(errors="surrogatepass")
         self._commands.take(text + b"\0", offset=None, end=False)
+
+    def _prepare_terminal(self) -> None:
+        """As it was for the first command. Raises termios.error where programs have made something else of it."""
+        termios.tcflush(self._peer, termios.TCIFLUSH)
+        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes)
 
     def has_died(self) -> bool:
         """Between two commands."""

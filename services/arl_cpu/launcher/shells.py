@@ -138,6 +138,8 @@ class Shells:
         session = self._open.get(self._name)
         if session is not None and not session.is_open:
             self._forget(session)
+            if session.why_not_run is not None:
+                self._notes.append(f"the command did not run: {session.why_not_run}")
             self._notes.append(f"session {self._name!r} ended with this command; the next one begins another")
         self._finish()
 

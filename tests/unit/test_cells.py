@@ -1,0 +1,67 @@
+"""A cell whose agent says what nobody can make sense of."""
+
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from arl_cpu.launcher.cells import Cell, Host
+from arl_cpu.launcher.drivers import DRIVERS
+from arl_cpu.launcher.loop import Loop
+from arl_cpu.launcher.zygote import Zygote
+
+
+class Agents:
+    """Makes processes that say what they are made to."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["sleep", "60"])
+
+    def make(self, end: socket.socket, uid: int | None, joined: object, made: Callable[[int, str], None]) -> None:
+        del uid, joined
+        self.end, self.made = end, made
+
+
+class Owner:
+    def made(self) -> None: ...
+
+    def prepared(self) -> None: ...
+
+    def failed(self, message: str) -> None: ...
+
+    def died(self) -> None: ...
+
+    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+        del files
+        raise KeyError(message["op"])
+
+
+@pytest.fixture
+def agents() -> Iterator[Agents]:
+    agents = Agents()
+    yield agents
+    agents.process.kill()
+    agents.process.wait()
+
+
+@pytest.mark.parametrize("said", [b"{", b"\xff", b"[]", b"{}", b"[" * 60_000, b'{"op": "failed"}', b'{"op": "never"}'])
+def test_nonsense_ends_the_cell_and_not_the_launcher(
+    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], said: bytes
+) -> None:
+    loop = Loop()
+    zygote = cast(Zygote, agents)
+    driver = DRIVERS["namespaces"]
+    host = Host(
+        loop=loop, zygote=zygote, tree=None, driver=driver, first_host_id=None, work_dir=tmp_path, base_prefix=""
+    )
+    cell = Cell(host, Owner())
+    agents.made(agents.process.pid, "")
+    agents.end.send(said)
+    loop.turn()
+    assert agents.process.wait(5) == -9
+    assert "Error" in capfd.readouterr().err
+    cell.channel.close()
+    agents.end.close()
