@@ -125,6 +125,25 @@ class TestCommands:
         assert (report.outcome, report.reason, report.message) == ("limit_exceeded", "output", None)
         assert await shell.says("echo $x") == "1\n"
 
+    @pytest.mark.parametrize(
+        "before",
+        [
+            "TMOUT=1",
+            "IFS=1",
+            "printf() { echo mine; }; read() { return 1; }; eval() { false; }; unset() { false; }",
+            "alias printf=false eval=false unset=false builtin=false",
+            "set -u",
+        ],
+    )
+    async def test_what_an_earlier_one_set_is_not_in_the_way_of_the_next(self, shell: Shell, before: str) -> None:
+        await shell.run(before)
+        if before == "TMOUT=1":
+            await shell.bench.run(a_command("sleep", "1.3", environment=shell.environment))
+        for _ in range(2):
+            report = await shell.run("echo hello; (exit 1)")
+            assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 1, b"hello\n"), report
+            assert report.message is None
+
     async def test_files_go_in_and_come_out(self, shell: Shell) -> None:
         report = await shell.run("tr a-z A-Z < in > out", files={"in": b"abc"}, fetch=("out",))
         assert report.files == {"out": b"ABC"}

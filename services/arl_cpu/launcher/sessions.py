@@ -15,14 +15,16 @@ from .loop import Loop, Timer
 __all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "Session"]
 
 # Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
-# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes `NUMBER:STATUS` to file 4, `x:STATUS` at its
-# end. Commands get neither file. Ended jobs are forgotten, so that the next one is %1.
-_READ_COMMANDS = r"""[ "${__tangram+x}" ] && printf '%s:130\0' "${__tangram%% *}" >&4
-export -n PROMPT_COMMAND; unset HISTFILE; trap 'printf "x:%d\0" $? >&4' EXIT
-while IFS= read -r -d '' -u 3 __tangram; do
-eval "${__tangram#* }" 3<&- 4>&-
-printf '%s:%d\0' "${__tangram%% *}" $? >&4; jobs >/dev/null; unset __tangram
-done; exit"""
+# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes `NUMBER:STATUS` to file 4, at its end
+# `x:NUMBER:STATUS` with the number of the command it was in, if it was in any. Commands get neither file. Ended jobs
+# are forgotten, so that the next one is %1. Functions, aliases, IFS and TMOUT of a command change nothing of this.
+_READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tangram%% *}" >&4
+\builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
+\builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
+while TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram; do
+__tangram_now="${__tangram%% *}"; \builtin eval "${__tangram#* }" 3<&- 4>&-
+\builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null; \builtin unset __tangram __tangram_now
+done; \builtin exit"""
 ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
 VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
 NO_SHELL = "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
@@ -83,7 +85,8 @@ class Session:
     def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
         """`ended` is called once, with a wait status, after the last output was shown."""
         self._number += 1
-        self._show, self._ended, self._feed, self._status = show, ended, feed, None
+        self._show, self._ended, self._feed = show, ended, feed
+        self._status = self.why_not_run = None
         try:
             self._prepare_terminal()
         except (OSError, termios.error) as failure:
@@ -145,13 +148,19 @@ class Session:
             return
         *whole, self._heard = (self._heard + said).split(b"\0")
         for each in whole:
-            number, _, status = each.partition(b":")
-            if number in (b"x", b"%d" % self._number) and status.isdigit() and len(status) <= 3:
-                self._status = (int(status) & 0xFF) << 8
-                self._has_exited |= number == b"x"
+            self._take_status(each)
         # Only the shell has the other end, and it says nothing long unless it was made to.
         self._has_exited |= not said or len(self._heard) > _LONGEST_STATUS
         self._heard = self._heard[:_LONGEST_STATUS]
+
+    def _take_status(self, said: bytes) -> None:
+        is_last = said.startswith(b"x:")
+        number, _, status = said.removeprefix(b"x:").partition(b":")
+        if number == b"%d" % self._number and status.isdigit() and len(status) <= 3:
+            self._status = (int(status) & 0xFF) << 8
+        elif is_last:
+            self.why_not_run = "its shell had ended before it read it"
+        self._has_exited |= is_last
 
     def _begin_to_drain(self) -> None:
         """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
