@@ -1,12 +1,18 @@
 """The launcher's side of a session; the shell's side is played by the tests."""
 
+import errno
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
 
+from arl_cpu.launcher.attempt import Attempt
 from arl_cpu.launcher.loop import Loop
-from arl_cpu.launcher.sessions import KILLED, Session
+from arl_cpu.launcher.orders import Order
+from arl_cpu.launcher.sessions import KILLED, NoTerminal, Session
+from arl_cpu.launcher.shells import Shells
+from support.sandbox import a_session_command
 
 
 class Played:
@@ -59,3 +65,46 @@ def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: 
     assert played.until_ended() == KILLED
     assert not played.session.is_open
     assert "ended before it read it" in (played.session.why_not_run or "")
+
+
+@pytest.mark.parametrize("missing", range(1, 8))
+def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) -> None:
+    loop = Loop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = os.dup(0)
+    filling = [highest]
+    while highest < 128:
+        filling.append(highest := os.dup(0))
+    for file in filling[-7 + missing :] if missing < 7 else ():
+        os.close(file)
+    held = filling[: -7 + missing] if missing < 7 else filling
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    try:
+        with pytest.raises(NoTerminal, match="no terminal to be had"):
+            Session(loop, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        after = len(os.listdir("/proc/self/fd"))
+        for file in held:
+            os.close(file)
+    assert after == before
+
+
+def test_where_there_is_no_terminal_only_the_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def openpty() -> tuple[int, int]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said: list[str] = []
+    shells = Shells(
+        Loop(), lambda order, _files: said.append(order.mode), lambda: said.append("finish"), lambda _data: None
+    )
+    monkeypatch.setattr(os, "openpty", openpty)
+    attempt = Attempt(a_session_command("main", "echo hello"))
+    shells.begin(attempt, Order(mode="run"), None)
+    shells.started()
+    message = {"status": 0}
+    assert not shells.goes_on(message)
+    assert said == ["watch", "finish"]
+    assert "No space left" in message.pop("message", "")
+    assert (attempt.cause, message) == ("setup", {})

@@ -12,7 +12,7 @@ from typing import Any
 from .feeding import Feed
 from .loop import Loop, Timer
 
-__all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "Session"]
+__all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "NoTerminal", "Session"]
 
 # Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
 # prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes `NUMBER:STATUS` to file 4, at its end
@@ -38,23 +38,26 @@ _DRAIN_LIMIT_S = 0.2
 _ROWS_AND_COLUMNS = (50, 200)
 
 
+class NoTerminal(Exception):
+    """The message says why a session could not be opened."""
+
+
 class Session:
-    """One shell. Its command's output is everything that the terminal shows from its beginning to its end."""
+    """One shell. Its command's output is everything that the terminal shows from its beginning to its end.
+
+    Raises NoTerminal where there is none to be had.
+    """
 
     def __init__(self, loop: Loop, owner: int | None) -> None:
         self._loop = loop
-        self._terminal, self._shells_end = os.openpty()
-        os.set_blocking(self._terminal, False)
-        # Ours is another file than the shell's, which has to block.
-        self._peer = fcntl.ioctl(self._terminal, _GET_PEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._modes = _modes_of(self._peer)
-        termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
-        if owner is not None:
-            os.fchown(self._shells_end, owner, -1)  # so that /dev/stdout can be opened inside
+        self._files: list[int] = []
         self._commands = Feed()
-        self._commands_end = self._commands.open(loop, None)
-        self._statuses, self._status_end = os.pipe()
-        os.set_blocking(self._statuses, False)
+        try:
+            self._open(owner)
+        except (OSError, termios.error) as failure:
+            self._commands.close()
+            self._close_files(*self._files)
+            raise NoTerminal(f"there is no terminal to be had for a session: {failure}") from failure
         self.is_open = True
         self.why_not_run: str | None = None
         """Of the last command, if its shell never read it."""
@@ -70,6 +73,30 @@ class Session:
         self._status: int | None = None
         self._limit: Timer | None = None
 
+    def _open(self, owner: int | None) -> None:
+        self._terminal, self._shells_end = self._keep(*os.openpty())
+        os.set_blocking(self._terminal, False)
+        # Ours is another file than the shell's, which has to block.
+        how = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        (self._peer,) = self._keep(fcntl.ioctl(self._terminal, _GET_PEER, how))
+        self._modes = _modes_of(self._peer)
+        termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
+        if owner is not None:
+            os.fchown(self._shells_end, owner, -1)  # so that /dev/stdout can be opened inside
+        self._statuses, self._status_end = self._keep(*os.pipe())
+        os.set_blocking(self._statuses, False)
+        (self._commands_end,) = self._keep(self._commands.open(self._loop, None))
+
+    def _keep(self, *files: int) -> tuple[int, ...]:
+        """Until the session is closed."""
+        self._files += files
+        return files
+
+    def _close_files(self, *files: int) -> None:
+        for file in files:
+            self._files.remove(file)
+            os.close(file)
+
     @property
     def ends(self) -> list[int]:
         """What the shell gets as its files 0 to 4."""
@@ -77,10 +104,7 @@ class Session:
 
     def handed_over(self) -> None:
         """The shell has its own copies."""
-        for file in (self._shells_end, self._commands_end, self._status_end):
-            if file >= 0:
-                os.close(file)
-        self._shells_end = self._commands_end = self._status_end = -1
+        self._close_files(self._shells_end, self._commands_end, self._status_end)
 
     def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
         """`ended` is called once, with a wait status, after the last output was shown."""
@@ -129,9 +153,7 @@ class Session:
         self.is_open = False
         self._stop_watching()
         self._commands.close()
-        self.handed_over()
-        for file in (self._terminal, self._peer, self._statuses):
-            os.close(file)
+        self._close_files(*self._files)
         self._tell_end()
 
     def _hear(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from .attempt import Attempt
 from .loop import Loop
 from .orders import Order
-from .sessions import ARGV, KILLED, NO_SHELL, VARIABLES, Session
+from .sessions import ARGV, KILLED, NO_SHELL, VARIABLES, NoTerminal, Session
 
 __all__ = ["Shells"]
 
@@ -38,27 +38,37 @@ class Shells:
         self._name = ""
         self._status = KILLED
         self._notes: list[str] = []
+        self._no_terminal: str | None = None
 
     def begin(self, attempt: Attempt, order: Order, owner: int | None) -> None:
-        """Open the session if need be, then run the command in it. Raises OSError where there is no terminal."""
+        """Open the session if need be, then run the command in it. Raises OSError."""
         for capture in attempt.captures:
             capture.close()  # there is the terminal instead
         self._attempt, self._watch = attempt, replace(order, mode="watch", argv=(), env={})
         self._name, self._status, self._notes = attempt.spec.session or "", KILLED, []
+        self._no_terminal = None
         known = self._open.get(self._name)
         if known is not None and known.has_died():
             self._forget(known)
             known = None
-        if known is not None or len(self._open) == _MOST_SESSIONS:
+        session = self._new_session(owner) if known is None and len(self._open) < _MOST_SESSIONS else None
+        if session is None:
             self._stage = "watched"
             self._begin_watch()
             return
-        session = self._open[self._name] = Session(self._loop, owner)
-        self._notes.append(f"session {self._name!r} began with this command")
         self._stage = "opening"
         opening = replace(order, mode="session", argv=ARGV, env={**order.env, **VARIABLES}, fetch=(), files={})
         self._send(opening, session.ends)
         session.handed_over()
+
+    def _new_session(self, owner: int | None) -> Session | None:
+        try:
+            session = self._open[self._name] = Session(self._loop, owner)
+        except NoTerminal as failure:
+            self._no_terminal = str(failure)
+            return None
+        self._notes.append(f"session {self._name!r} began with this command")
+        return session
 
     def started(self) -> None:
         """The agent has begun what it was told last."""
@@ -83,7 +93,12 @@ class Shells:
                 return True
             self._did_not_open(message)
             return False
-        if self._name not in self._open and not self._notes:
+        if self._no_terminal is not None:
+            # The node's failure, and this command's alone.
+            self._attempt.cause = self._attempt.cause or "setup"
+            message.pop("status", None)
+            self._notes.append(self._no_terminal)
+        elif self._name not in self._open and not self._notes:
             message["refused"] = f"an environment has at most {_MOST_SESSIONS} sessions"
         if "status" in message:
             message["status"] = self._status
