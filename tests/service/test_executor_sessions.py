@@ -171,6 +171,32 @@ class TestCommands:
 
 
 class TestTerminal:
+    @pytest.mark.parametrize(
+        "command", ["cat; cat", "read x || read x || echo end", "sh -c 'cat; cat'", "python3 -c 'input()' || true"]
+    )
+    async def test_without_input_whoever_reads_it_is_at_the_end(self, shell: Shell, command: str) -> None:
+        report = await shell.run(command, timeout_s=5)
+        assert report.outcome == "ok", report
+        assert await shell.says("test -t 0 && echo terminal") == "terminal\n"
+
+    @pytest.mark.parametrize("given", [b"one\ntwo\n", b"one\ntwo", b"line\n" * 20_000])
+    async def test_given_input_ends(self, shell: Shell, given: bytes) -> None:
+        report = await shell.run("cat", stdin=given, timeout_s=5)
+        assert (report.outcome, report.stdout.kept) == ("ok", given)
+
+    async def test_one_that_was_left_not_to_block_blocks_for_the_next(self, shell: Shell) -> None:
+        await shell.run("python3 -c 'import os; os.set_blocking(0, False)'")
+        spec = shell.spec("echo ready; cat", stdin_open=True)
+        report = await shell.bench.begin(spec)
+        await shell.bench.executor.follow(spec.fence, stdout=0, stderr=0)
+        await asyncio.sleep(0.1)
+        await shell.bench.executor.feed(spec.fence, b"late\n", offset=None, end=True)
+        assert (await report).stdout.kept == b"ready\nlate\n"
+
+    async def test_one_that_was_stopped_goes_on_for_the_next(self, shell: Shell) -> None:
+        await shell.run("x=1; python3 -c 'import termios; termios.tcflow(0, termios.TCOOFF)'", timeout_s=1)
+        assert await shell.says("echo $x") == "1\n"
+
     async def test_one_that_was_made_into_something_else_costs_only_the_session(self, shell: Shell) -> None:
         first = await shell.run("python3 -c 'import fcntl, struct; fcntl.ioctl(0, 0x5423, struct.pack(\"i\", 27))'")
         report = await shell.run("echo hello")
@@ -184,7 +210,7 @@ class TestTerminal:
 
 
 class TestStopping:
-    @pytest.mark.parametrize("command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read x"])
+    @pytest.mark.parametrize("command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read -n 1 x"])
     async def test_at_its_timeout_a_command_is_interrupted_and_the_session_lives_on(
         self, shell: Shell, command: str
     ) -> None:

@@ -120,8 +120,7 @@ class Attempt:
         self.stdout = Capture(spec.output_keep_bytes)
         self.stderr = Capture(spec.output_keep_bytes)
         self.followers = Followers(self.stdout.portion, self.stderr.portion)
-        is_typed = spec.session is not None
-        self.feed = Feed(spec.stdin, is_typed=is_typed) if spec.stdin_open or (is_typed and spec.stdin) else None
+        self.feed = _feed_of(spec)
         self.started_at: float | None = None
         self.others_bytes = 0
         """Written meanwhile by what earlier actions left behind: reading it costs as much."""
@@ -215,3 +214,11 @@ class Attempt:
             environment_lost=lost,
             enforcement=enforcement,
         )
+
+
+def _feed_of(spec: ExecSpec) -> Feed | None:
+    """What is written to it while it runs: all that is typed on a terminal, elsewhere only what can be continued."""
+    is_typed = spec.session is not None
+    if not spec.stdin_open and not (is_typed and spec.stdin):
+        return None
+    return Feed(spec.stdin, is_typed=is_typed, is_all=not spec.stdin_open)

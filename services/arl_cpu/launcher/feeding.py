@@ -16,12 +16,14 @@ _END_OF_TYPING = b"\x04"
 class Feed:
     """Takes bytes as long as few wait, and never waits for who reads them: by a pipe, or typed into a terminal."""
 
-    def __init__(self, first: bytes = b"", *, is_typed: bool = False) -> None:
+    def __init__(self, first: bytes = b"", *, is_typed: bool = False, is_all: bool = False) -> None:
         self._pending = bytearray(first)
         self._last = first[-1:]
         self._taken = 0
         self._is_typed, self._is_ended, self._is_closed = is_typed, False, False
         self._end, self._loop = -1, None  # type: tuple[int, Loop | None]
+        if is_all:
+            self._finish()
 
     def open(self, loop: Loop, owner: int | None) -> int:
         """A pipe's read end, for the program, who may open it by name if it is the owner's; the caller closes it."""

@@ -103,16 +103,16 @@ class Session:
         return [self._shells_end] * 3 + [self._commands_end, self._status_end]
 
     def handed_over(self) -> None:
-        """The shell has its own copies."""
-        self._close_files(self._shells_end, self._commands_end, self._status_end)
+        """The shell has its own copies. The terminal's is kept: whether it blocks is a matter of all its copies."""
+        self._close_files(self._commands_end, self._status_end)
 
     def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
-        """`ended` is called once, with a wait status, after the last output was shown."""
+        """`ended` is called once, with a wait status, after the last output was shown. Without a feed whoever reads is at the end."""
         self._number += 1
         self._show, self._ended, self._feed = show, ended, feed
         self._status = self.why_not_run = None
         try:
-            self._prepare_terminal()
+            self._prepare_terminal(has_input=feed is not None)
         except (OSError, termios.error) as failure:
             self.why_not_run = f"its terminal cannot be used any more: {failure}"
             self.give_up()
@@ -124,10 +124,12 @@ class Session:
         text = f"{self._number} {command}".encode(errors="surrogatepass")
         self._commands.take(text + b"\0", offset=None, end=False)
 
-    def _prepare_terminal(self) -> None:
+    def _prepare_terminal(self, *, has_input: bool) -> None:
         """As it was for the first command. Raises termios.error where programs have made something else of it."""
+        os.set_blocking(self._shells_end, True)
+        termios.tcflow(self._peer, termios.TCOON)
         termios.tcflush(self._peer, termios.TCIFLUSH)
-        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes)
+        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes if has_input else _without_input(self._modes))
 
     def has_died(self) -> bool:
         """Between two commands."""
@@ -254,3 +256,11 @@ def _modes_of(terminal: int) -> list[Any]:
     modes[3] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, modes)
     return modes
+
+
+def _without_input(modes: list[Any]) -> list[Any]:
+    """Whoever reads finds the end at once, each time: it is still a terminal, but one that does not wait."""
+    iflag, oflag, cflag, lflag, ispeed, ospeed, characters = modes
+    characters = [*characters]
+    characters[termios.VMIN] = characters[termios.VTIME] = 0
+    return [iflag, oflag, cflag, lflag & ~termios.ICANON, ispeed, ospeed, characters]
