@@ -144,6 +144,18 @@ class TestCommands:
             assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 1, b"hello\n"), report
             assert report.message is None
 
+    async def test_of_what_is_traced_only_the_command_is_shown(self, shell: Shell) -> None:
+        await shell.run("set -x")
+        for _ in range(2):
+            shown = await shell.says("echo hello")
+            assert [line.lstrip("+ ") for line in shown.splitlines()] == [
+                "builtin eval 'echo hello'",
+                "echo hello",
+                "hello",
+            ]
+        assert "hello" not in await shell.says("set +x; true")
+        assert await shell.says("echo hello; echo error >&2") == "hello\nerror\n"
+
     async def test_files_go_in_and_come_out(self, shell: Shell) -> None:
         report = await shell.run("tr a-z A-Z < in > out", files={"in": b"abc"}, fetch=("out",))
         assert report.files == {"out": b"ABC"}
@@ -210,7 +222,9 @@ class TestTerminal:
 
 
 class TestStopping:
-    @pytest.mark.parametrize("command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read -n 1 x"])
+    @pytest.mark.parametrize(
+        "command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read -n 1 x"]
+    )
     async def test_at_its_timeout_a_command_is_interrupted_and_the_session_lives_on(
         self, shell: Shell, command: str
     ) -> None:
@@ -270,6 +284,25 @@ class TestEnd:
         await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))
         again = await shell.run("echo [$x]")
         assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+
+    @pytest.mark.parametrize("between", [False, True])
+    async def test_one_whose_death_a_job_outlives_is_known_to_be_gone(self, shell: Shell, between: bool) -> None:
+        keep = "(trap '' HUP; while :; do sleep 1; done) &"
+        if between:
+            await shell.run(f"{keep} echo $$ > pid")
+            await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))
+        else:
+            report = await shell.run(f"{keep} kill -9 $$", timeout_s=5)
+            assert (report.outcome, report.signal) == ("user_error", KILLED)
+            assert "session 'main' ended with this command" in (report.message or "")
+        again = await shell.run("echo hello", timeout_s=5)
+        assert (again.stdout.kept, again.message) == (b"hello\n", "session 'main' began with this command")
+
+    async def test_one_that_was_interrupted_between_two_commands_lives_on(self, shell: Shell) -> None:
+        await shell.run("x=1; echo $$ > pid")
+        await shell.bench.run(a_command("sh", "-c", "kill -INT $(cat pid); sleep 0.3", environment=shell.environment))
+        for _ in range(2):
+            assert (await shell.says("echo $x; echo error >&2")).lstrip() == "1\nerror\n"
 
     async def test_without_bash_there_is_none_and_the_result_says_why(self, shell: Shell) -> None:
         await shell.bench.run(replace(a_command(env={"PATH": "/nowhere"}, environment=shell.environment), argv=None))

@@ -17,13 +17,14 @@ __all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "NoTerminal", "Session"]
 # Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
 # prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes `NUMBER:STATUS` to file 4, at its end
 # `x:NUMBER:STATUS` with the number of the command it was in, if it was in any. Commands get neither file. Ended jobs
-# are forgotten, so that the next one is %1. Functions, aliases, IFS and TMOUT of a command change nothing of this.
+# are forgotten, so that the next one is %1. Functions, aliases, IFS and TMOUT of a command change nothing
+# of this, and what it traces is not shown.
 _READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tangram%% *}" >&4
 \builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
 \builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
-while TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram; do
-__tangram_now="${__tangram%% *}"; \builtin eval "${__tangram#* }" 3<&- 4>&-
-\builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null; \builtin unset __tangram __tangram_now
+while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__tangram%% *}"; } 2>&-; do
+\builtin eval "${__tangram#* }" 3<&- 4>&-
+{ \builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null; \builtin unset __tangram __tangram_now; } 2>&-
 done; \builtin exit"""
 ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
 VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
@@ -31,10 +32,10 @@ NO_SHELL = "a session needs bash, and this environment has none in its PATH; use
 KILLED = int(signal.SIGKILL)
 """The wait status of what did not end by itself."""
 
-_GET_PEER, _SIGNAL_GROUP = 0x5441, 0x40045436
+_GET_PEER, _GET_SESSION, _SIGNAL_GROUP = 0x5441, 0x5429, 0x40045436
 _LONGEST_STATUS = 64
 _READ_BYTES = 64 << 10
-_DRAIN_LIMIT_S = 0.2
+_DRAIN_LIMIT_S, _LOOK_S = 0.2, 1.0
 _ROWS_AND_COLUMNS = (50, 200)
 
 
@@ -119,6 +120,7 @@ class Session:
             return
         self._loop.watch(self._terminal, self._read)
         self._loop.watch(self._statuses, self._hear)
+        self._limit = self._loop.after(_LOOK_S, self._look)
         if feed is not None:
             feed.type_into(self._terminal, self._loop)
         text = f"{self._number} {command}".encode(errors="surrogatepass")
@@ -134,7 +136,7 @@ class Session:
     def has_died(self) -> bool:
         """Between two commands."""
         self._take_statuses()
-        return self._has_exited
+        return self._has_exited or self._has_no_leader()
 
     def interrupt(self) -> None:
         """As Ctrl-C does, also where a program has turned that off."""
@@ -186,10 +188,26 @@ class Session:
             self.why_not_run = "its shell had ended before it read it"
         self._has_exited |= is_last
 
+    def _has_no_leader(self) -> bool:
+        """That was the shell: the kernel takes its terminal's session away, whoever else has its files."""
+        try:
+            fcntl.ioctl(self._terminal, _GET_SESSION, bytes(4))
+        except OSError:
+            return True
+        return False
+
+    def _look(self) -> None:
+        """A job that was left behind may hide the end of the shell's files."""
+        self._limit = self._loop.after(_LOOK_S, self._look)
+        self._has_exited |= self._has_no_leader()
+        self._hear()
+
     def _begin_to_drain(self) -> None:
         """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
         self._mark = self._mark_to_write = secrets.token_hex(16).encode()
         self._loop.unwatch(self._statuses)
+        if self._limit is not None:
+            self._limit.cancel()
         self._limit = self._loop.after(_DRAIN_LIMIT_S, self._drained)
         self._read()
 
@@ -200,6 +218,9 @@ class Session:
         except BlockingIOError:
             return
         except OSError:
+            # Hung up: the shell is gone, whoever else has its files. It may have told before.
+            self._take_statuses()
+            self._has_exited = True
             self._drained()
             return
         self._tail = b""
