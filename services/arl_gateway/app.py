@@ -15,6 +15,7 @@ from arl_gateway.environments import Environments
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.live import ASK_S, Live
 from arl_gateway.live_routes import router as live_router
+from arl_gateway.places import Places
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
 from arl_gateway.routes import admin, may_administer, router
@@ -56,8 +57,9 @@ def build(settings: GatewaySettings) -> FastAPI:
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
     environments = Environments(store, actions)
-    live = Live(store, nodes, waiters, limit=settings.followers)
-    metrics.gauge_of("output_followers", "Streams of live output", lambda: live.followers)
+    places = Places(settings.followers, of_project=settings.followers_of_project)
+    live = Live(store, nodes, waiters, places)
+    metrics.gauge_of("output_followers", "Streams of live output", lambda: places.taken)
     max_archive = settings.max_archive_mib << 20
     archives = Archives(environments, actions, peers, max_bytes=max_archive)
 

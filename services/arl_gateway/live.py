@@ -16,7 +16,8 @@ from arl_core.states import State
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_gateway.output_events import OutputEvents, Stream, content_of
-from arl_gateway.sse import kept_alive
+from arl_gateway.places import Places
+from arl_gateway.sse import Following, kept_alive
 from arl_gateway.views import action_of
 from arl_gateway.waiters import Waiters, Watch
 from arl_kit.batcher import Batcher
@@ -54,26 +55,28 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class Live:
-    def __init__(self, store: Store, peers: Peers, waiters: Waiters, *, limit: int) -> None:
+    def __init__(self, store: Store, peers: Peers, waiters: Waiters, places: Places) -> None:
         self._store = store
         self._peers = peers
         self._waiters = waiters
-        self._limit = limit
+        self._places = places
         self._draining = asyncio.Event()
         self._reads: Batcher[tuple[int, UUID], Row | None] = Batcher(self._read_many, max_batch=READ_AT_ONCE)
-        self.followers = 0
 
     def drain(self) -> None:
         """Every stream ends now; whoever follows comes back to another gateway."""
         self._draining.set()
 
-    async def output(self, id: UUID, caller: Caller, *, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
-        """The events of an action's output, from where the client left off. Refused before the first of them."""
+    async def output(self, id: UUID, caller: Caller, *, last_event_id: str | None) -> Following:
+        """The events of an action's output, from where the client left off. Refused before the first of them.
+
+        Whoever gets them has a place from now on, until it is left.
+        """
         events = OutputEvents.after(last_event_id)
         await self._row(id, caller)
-        if self.followers >= self._limit:
-            raise Unavailable(f"{self._limit} outputs are followed here already; try again", retry_after_s=5)
-        return kept_alive(self._counted(self._events(id, caller, events)), self._draining)
+        leave = self._places.take(caller.project_id)
+        steady = _ending_early(self._events(id, caller, events))
+        return Following(kept_alive(steady, self._draining), self._draining, leave)
 
     async def input(self, id: UUID, caller: Caller, body: SendInput) -> InputTaken:
         """Durable nowhere: it is for the attempt that runs now."""
@@ -96,20 +99,6 @@ class Live:
             case "gap":
                 message = f"the attempt was sent {answer.offset} bytes so far"
                 raise Conflict(message, errors=[FieldError(field="offset", message=message)])
-
-    async def _counted(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Without what goes wrong on the way: the stream only ends, and the client goes on from where it was."""
-        self.followers += 1
-        try:
-            async for event in events:
-                yield event
-        except Exception as error:
-            if not is_temporary(error) and not isinstance(error, TangramError):
-                raise
-            log.warning("a stream of output ends early: %r", error)
-        finally:
-            self.followers -= 1
-            await events.aclose()
 
     async def _events(self, id: UUID, caller: Caller, events: OutputEvents) -> AsyncGenerator[bytes, None]:
         pause_s = FIRST_LOOK_S
@@ -163,6 +152,19 @@ class Live:
             rows = await repository.actions_by_id(tx, sorted({id for _, id in wanted}))
         found = {(row.project_id, row.id): row for row in rows}
         return [found.get(key) for key in wanted]
+
+
+async def _ending_early(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Without what goes wrong on the way: the stream only ends, and the client goes on from where it was."""
+    try:
+        async for event in events:
+            yield event
+    except Exception as error:
+        if not is_temporary(error) and not isinstance(error, TangramError):
+            raise
+        log.warning("a stream of output ends early: %r", error)
+    finally:
+        await events.aclose()
 
 
 async def _look_later(watch: Watch, pause_s: float) -> None:

@@ -51,9 +51,9 @@ async def follow_output(
     of a stream is counted and not kept (`{"stream", "kept_bytes", "total_bytes"}`). `restart`: another attempt began,
     and both streams begin at 0 again. `end` is the last: state, outcome, exit code and how much there was in all.
     """
-    events = await live.output(id, caller, last_event_id=last_event_id)
+    following = await live.output(id, caller, last_event_id=last_event_id)
     headers = {**dict(response.headers), "cache-control": "no-store", "x-accel-buffering": "no"}
-    return EventStream(events, headers=headers)
+    return EventStream(following, headers=headers)
 
 
 @router.post(

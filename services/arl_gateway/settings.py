@@ -14,4 +14,5 @@ class GatewaySettings(ServiceSettings):
     rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
     body_timeout_s: float = Field(default=30, gt=0, description="For a body, besides a second for each 64 KiB of it")
     followers: int = Field(default=256, ge=0, description="Outputs that are followed at once; beyond, 503")
+    followers_of_project: int = Field(default=128, ge=0, description="Of these for one project")
     wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from arl_gateway.sse import HEARTBEAT, kept_alive
+from starlette.types import Message
+
+from arl_gateway.sse import HEARTBEAT, EventStream, Following, kept_alive
 
 
 class Events:
@@ -45,3 +47,27 @@ async def test_it_ends_when_it_shall() -> None:
     ended.set()
     assert [each async for each in stream] == []
     assert events.closed
+
+
+async def test_who_takes_nothing_is_left_behind_when_it_shall_end() -> None:
+    events, ended = Events(b"1", b"2", goes_on=True), asyncio.Event()
+    left: list[bool] = []
+    is_stalled = asyncio.Event()
+    following = Following(kept_alive(events.each(), ended), ended, lambda: left.append(True))
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            is_stalled.set()
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    serving = asyncio.create_task(EventStream(following, {})(scope, receive, send))
+    await is_stalled.wait()
+    ended.set()
+    async with asyncio.timeout(5):
+        await serving
+    assert (events.closed, left) == (True, [True])

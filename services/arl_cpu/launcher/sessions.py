@@ -24,7 +24,8 @@ _READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tan
 \builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
 while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__tangram%% *}"; } 2>&-; do
 \builtin eval "${__tangram#* }" 3<&- 4>&-
-{ \builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null; \builtin unset __tangram __tangram_now; } 2>&-
+{ \builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null
+\builtin unset __tangram __tangram_now; } 2>&-
 done; \builtin exit"""
 ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
 VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
@@ -108,7 +109,10 @@ class Session:
         self._close_files(self._commands_end, self._status_end)
 
     def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
-        """`ended` is called once, with a wait status, after the last output was shown. Without a feed whoever reads is at the end."""
+        """`ended` is called once, with a wait status, after the last output was shown.
+
+        Without a feed whoever reads is at the end.
+        """
         self._number += 1
         self._show, self._ended, self._feed = show, ended, feed
         self._status = self.why_not_run = None
