@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from arl_gateway.archives import Archives
+from arl_gateway.archives import LONGEST_CURSOR, Archives
 from arl_gateway.environment_routes import BYTES
 from arl_gateway.routes import ANY, Writer, trace_of
 from arl_kit.app import documented
@@ -44,7 +44,7 @@ async def list_files(
     request: Request,
     path: Where = None,
     recursive: Annotated[bool, Query(description="With all that is in its directories")] = False,
-    cursor: str | None = None,
+    cursor: Annotated[str | None, Query(max_length=LONGEST_CURSOR)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> FilePage:
     """The files in a directory, looked at in their turn among the environment's actions."""

@@ -30,6 +30,8 @@ LOOK_S = 20.0
 ANSWERS_WITHIN_S = 5.0
 """After its action has settled."""
 LIST_BYTES = 16 << 20
+LONGEST_CURSOR = 2 * 4096
+"""In hexadecimal digits: no list goes on from a longer path."""
 
 
 class Archives:

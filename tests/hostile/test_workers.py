@@ -5,7 +5,7 @@ import io
 import os
 import tarfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,16 @@ async def test_the_end_of_an_environment_is_the_end_of_work_in_it(sandbox: Bench
     with pytest.raises(ConnectionError):
         await work.answer()
     await work.close()
+
+
+async def test_a_place_to_go_on_from_may_be_long_and_ends_nothing(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    await sandbox.run(a_command("touch", "f", environment=trajectory))
+    for after, refused in (("e" * 60_000, False), ("e" * 300_000, True)):
+        work = await begun(sandbox, trajectory, "list", recursive=False, limit=10, after=after)
+        with pytest.raises(WorkRefused, match="longer") if refused else nullcontext():
+            assert [entry["path"] for entry in (await work.answer())["entries"]] == ["f"]
+        await work.close()
+    assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
 
 
 async def test_work_ends_when_its_time_is_up(sandbox: Bench, trajectory: EnvironmentSpec) -> None:

@@ -1,5 +1,6 @@
 """How the launcher and an agent talk: one JSON message per packet, open files beside it, bulk in a memfd."""
 
+import errno
 import fcntl
 import json
 import os
@@ -23,7 +24,11 @@ class Channel:
         self.socket = end
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-        socket.send_fds(self.socket, [json.dumps(message).encode()], list(files))
+        """Raises OSError where it is longer than the other side would take."""
+        packet = json.dumps(message).encode()
+        if len(packet) > _MAX_PACKET:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        socket.send_fds(self.socket, [packet], list(files))
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """The next message and its files; None at the end of the other side. Raises ValueError for what is none."""
@@ -59,8 +64,10 @@ def as_file(content: bytes) -> int:
     return file
 
 
-def content_of(file: int, size: int) -> bytes:
-    """At most so much of it."""
+def content_of(file: int, size: int | None = None) -> bytes:
+    """At most so much of it, else all."""
+    if size is None:
+        size = os.fstat(file).st_size
     content = bytearray()
     while len(content) < size and (data := os.pread(file, size - len(content), len(content))):
         content += data

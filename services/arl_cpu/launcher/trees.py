@@ -18,6 +18,8 @@ Code = Literal["conflict", "disk", "invalid", "memory", "not_found", "time", "to
 
 DEEPEST = 500
 """Directories in each other: each is held open while what is in it is looked at."""
+LONGEST = 4096
+"""Bytes of a path that a list can go on from."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
@@ -140,10 +142,17 @@ def listed(tree: Tree, *, recursive: bool, limit: int, after: str | None) -> dic
         if behind is not None and entry.path.split("/") <= behind:
             continue
         if len(found) == limit:
-            return {"entries": found, "next": os.fsencode(last).hex()}
+            return {"entries": found, "next": _cursor(last)}
         found.append(_described(entry))
         last = entry.path
     return {"entries": found, "next": None}
+
+
+def _cursor(last: str) -> str:
+    if len(behind := os.fsencode(last)) > LONGEST:
+        message = f"a path of more than {LONGEST} bytes is no place for a list to go on from; ask for a part of it"
+        raise Refused("too_large", message)
+    return behind.hex()
 
 
 def shown(name: str) -> str:

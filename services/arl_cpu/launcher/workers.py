@@ -3,6 +3,7 @@
 Not a byte of an archive passes through the launcher: it has the process forked, hands it the connection and waits.
 """
 
+import json
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ _WRITTEN = ("workspace", "tmp")
 """What can be written where a template brings no layers; shared memory is no file."""
 _PART = {"whole": False, "only": None, "digest": None}
 _BLOCK = 1 << 20
+_MOST_ASKED = 64 << 10
 _AT_WORK_MILLI = 1000
 """The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
 
@@ -35,7 +37,9 @@ class Workers:
 
     def begin(self, asker: socket.socket, fence: Fence, environment: Environment | None, asked: dict[str, Any]) -> None:
         """The asker hears of all that comes of it; the end of the connection is the end of the process."""
-        if environment is None:
+        if len(json.dumps(asked)) > _MOST_ASKED:
+            _refuse(asker, "invalid", f"what is asked for is longer than {_MOST_ASKED} bytes")
+        elif environment is None:
             _refuse(asker, "lost", "the environment is not there any more")
         elif (found := environment.idle_cell) is None or found[0].workers:
             _refuse(asker, "busy", "something else is at work in the environment")

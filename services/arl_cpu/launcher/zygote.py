@@ -5,6 +5,7 @@ A warm Python action can read all memory of the process it was forked from: of t
 
 import gc
 import itertools
+import json
 import os
 import select
 import signal
@@ -12,13 +13,12 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import seccomp, worker
 from .agent import run
-from .channel import Channel
+from .channel import Channel, as_file, content_of
 from .drivers import Driver
 from .syscalls import CLONE_ALL, unshare
 
@@ -28,6 +28,7 @@ INSIDE_ID = 1000
 """The uid and gid that every namespaced action sees as its own."""
 _PID = struct.Struct("i")
 _MAX_ASKED = 16
+_MAX_ERROR = 2000
 _GONE = "the process that makes environments is gone; restart the launcher"
 _Made = Callable[[int, str], None]
 
@@ -46,13 +47,22 @@ class Zygote:
         """Fork an agent on this end of its channel, which is taken over; `made` gets its pid, or 0 and why not.
 
         Where it gets namespaces of its own, `host_id` is the only uid in them. `join` are files of cgroups. Raises
-        ConnectionError where the zygote is gone.
+        OSError where it cannot be asked for, ConnectionError among them: then the zygote is gone.
         """
         self._begin([agent_end.detach()], {"host_id": host_id, "join": list(join)}, made)
 
     def work(self, stream: int, mounts: int | None, wanted: Mapping[str, Any], made: "_Made") -> None:
-        """Fork a worker for an environment's files, as `make` does an agent; both files are taken over."""
-        self._begin([stream] if mounts is None else [stream, mounts], {"work": dict(wanted)}, made)
+        """Fork a worker for an environment's files, as `make` does an agent; both files are taken over.
+
+        What is wanted may be longer than a packet, and goes beside it.
+        """
+        files = [stream] if mounts is None else [stream, mounts]
+        try:
+            files.insert(0, as_file(json.dumps(dict(wanted)).encode()))
+        except OSError:
+            _close(files)
+            raise
+        self._begin(files, {"is_work": True}, made)
 
     @property
     def is_idle(self) -> bool:
@@ -67,8 +77,9 @@ class Zygote:
             self._refuse_all()
             return False
         message, _ = received
-        self._asked.pop(message["ticket"])(message["pid"], message["error"])
-        self._ask()
+        self._asked.pop(message["ticket"], _nobody)(message["pid"], message["error"])
+        for made, error in self._ask():
+            made(0, str(error))
         return True
 
     def _begin(self, files: list[int], wanted: dict[str, Any], made: "_Made") -> None:
@@ -76,17 +87,23 @@ class Zygote:
             _close(files)
             raise ConnectionError(_GONE)
         self._waiting.append((files, wanted, made))
-        self._ask()
+        for _, error in self._ask():  # whoever waited before has been asked for
+            raise error
 
-    def _ask(self) -> None:
-        """A few at a time: with full channels both sides would wait for each other."""
+    def _ask(self) -> list[tuple[_Made, OSError]]:
+        """A few at a time: with full channels both sides would wait for each other. Those that can't be asked for."""
+        failed: list[tuple[_Made, OSError]] = []
         while self._waiting and len(self._asked) < _MAX_ASKED and not self.is_gone:
             files, wanted, made = self._waiting.popleft()
             ticket = next(self._tickets)
             self._asked[ticket] = made
-            with suppress(ConnectionError):  # its end is told by `answer`
+            try:
                 self.channel.send({"ticket": ticket, **wanted}, files)
-            _close(files)
+            except OSError as error:
+                failed.append((self._asked.pop(ticket), error))
+            finally:
+                _close(files)
+        return failed
 
     def _refuse_all(self) -> None:
         for files, _, _ in self._waiting:
@@ -96,6 +113,10 @@ class Zygote:
         self._waiting.clear()
         for made in refused:
             made(0, _GONE)
+
+
+def _nobody(_pid: int, _error: str) -> None:
+    """Waits for what answers no question."""
 
 
 def start_zygote(driver: Driver, native: int | None = None) -> Zygote:
@@ -127,22 +148,30 @@ def _serve(channel: Channel, driver: Driver, native: int | None) -> NoReturn:
     while True:
         for fd, _ in poller.poll():
             if fd == channel.socket.fileno():
-                if (received := channel.receive()) is None:
-                    os._exit(0)
-                message, files = received
-                try:
-                    making = _Making(message, files, driver, native)
-                except OSError as error:
-                    channel.send({"ticket": message["ticket"], "pid": 0, "error": str(error)})
-                else:
+                if (making := _begin(channel, driver, native)) is not None:
                     makings[making.fileno()] = making
                     poller.register(making.fileno(), select.POLLIN)
-                finally:
-                    _close(files)
             elif (answer := makings[fd].advance()) is not None:
                 poller.unregister(fd)
                 makings.pop(fd).close()
                 channel.send(answer)
+
+
+def _begin(channel: Channel, driver: Driver, native: int | None) -> "_Making | None":
+    """What is asked for next. Where it cannot be made, and be it no question at all, that is the answer."""
+    ticket: int | None = None
+    files: list[int] = []
+    try:
+        if (received := channel.receive()) is None:
+            os._exit(0)
+        message, files = received
+        ticket = message["ticket"]
+        return _Making(message, files, driver, native)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        channel.send({"ticket": ticket, "pid": 0, "error": str(error)[:_MAX_ERROR]})
+        return None
+    finally:
+        _close(files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +188,9 @@ class _Making:
 
     def __init__(self, message: Mapping[str, Any], files: Sequence[int], driver: Driver, native: int | None) -> None:
         self._ticket, self._host_id = message["ticket"], message.get("host_id")
-        self._is_mapped = not driver.zygote_unshares or "work" in message
+        wanted = json.loads(content_of(files[0])) if message.get("is_work") else None
+        agent, join = _Agent(files[0], driver, native), message.get("join", ())
+        self._is_mapped = not driver.zygote_unshares or wanted is not None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._middle = os.fork()
@@ -168,9 +199,9 @@ class _Making:
             theirs.close()
             raise
         if self._middle == 0:
-            if "work" in message:
-                _be_middle_of_work(theirs, files, message["work"])
-            _be_middle(theirs, _Agent(files[0], driver, native), message["join"])
+            if wanted is not None:
+                _be_middle_of_work(theirs, files[1:], wanted)
+            _be_middle(theirs, agent, join)
         theirs.close()
 
     def fileno(self) -> int:
@@ -210,7 +241,8 @@ def _be_middle(to_zygote: socket.socket, agent: _Agent, join: Sequence[str]) -> 
         to_zygote.sendall(_PID.pack(pid))
     except OSError as error:
         to_zygote.sendall(b"error " + str(error).encode())
-    os._exit(0)
+    finally:
+        os._exit(0)
 
 
 def _be_middle_of_work(to_zygote: socket.socket, files: Sequence[int], wanted: Mapping[str, Any]) -> NoReturn:
@@ -222,7 +254,8 @@ def _be_middle_of_work(to_zygote: socket.socket, files: Sequence[int], wanted: M
         to_zygote.sendall(_PID.pack(pid))
     except OSError as error:
         to_zygote.sendall(b"error " + str(error).encode())
-    os._exit(0)
+    finally:
+        os._exit(0)
 
 
 def _expect(answer: bytes) -> bytes:
