@@ -35,9 +35,9 @@ from .launcher.protocol import (
     spec_to,
     state_from,
 )
-from .launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_CHUNK
+from .launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_ANSWER, MAX_CHUNK
 
-__all__ = ["LauncherClient"]
+__all__ = ["LauncherClient", "LauncherWork"]
 
 _CHUNK = 1 << 20
 
@@ -73,7 +73,7 @@ class LauncherClient:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
         said = {"fence": fence_to(fence), "environment": str(environment), "work": dict(asked)}
         writer.write(encode_frame({"op": "work", "session": self._session, **said}))
-        return _Work(reader, writer, lambda: self.kill([fence]))
+        return LauncherWork(reader, writer, lambda: self.kill([fence]))
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})
@@ -111,14 +111,14 @@ class LauncherClient:
         return self._connection
 
 
-class _Work:
+class LauncherWork:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill: Callable[[], Awaitable[None]]
     ) -> None:
         self._reader, self._writer, self._kill = reader, writer, kill
 
     async def answer(self) -> Mapping[str, Any]:
-        message = json.loads(await self._exactly(await self._length()))
+        message = json.loads(await self._exactly(await self._length(), at_most=MAX_ANSWER))
         if "refused" in message:
             raise WorkRefused(message["refused"], message["message"])
         ok: Mapping[str, Any] = message["ok"]
@@ -138,7 +138,7 @@ class _Work:
             if size == BROKEN_OFF:
                 await self.answer()
                 return
-            yield await self._exactly(size)
+            yield await self._exactly(size, at_most=MAX_CHUNK)
 
     async def close(self) -> None:
         """The launcher holds the other end until it has reaped the process."""
@@ -151,10 +151,12 @@ class _Work:
         self._writer.close()
 
     async def _length(self) -> int:
-        size: int = CHUNK_LENGTH.unpack(await self._exactly(CHUNK_LENGTH.size))[0]
+        size: int = CHUNK_LENGTH.unpack(await self._exactly(CHUNK_LENGTH.size, at_most=MAX_CHUNK))[0]
         return size
 
-    async def _exactly(self, size: int) -> bytes:
+    async def _exactly(self, size: int, *, at_most: int) -> bytes:
+        if size > at_most:
+            raise ConnectionError("what is at work on the files says what cannot be understood")
         try:
             return await self._reader.readexactly(size)
         except asyncio.IncompleteReadError:

@@ -174,6 +174,30 @@ async def test_work_ends_when_its_time_is_up(sandbox: Bench, trajectory: Environ
     await work.close()
 
 
+async def test_time_that_is_up_in_the_middle_of_an_archive_makes_it_no_whole_one(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
+    await sandbox.run(a_command("sh", "-c", "head -c 15000000 /dev/urandom > f", environment=trajectory))
+    work = await begun(sandbox, trajectory, "pack", limit_s=1)
+    await work.answer()
+    await asyncio.sleep(1.5)  # the time of the other process, which nothing but time takes
+    with pytest.raises(WorkRefused) as refused:
+        [_ async for _ in work.output()]
+    assert refused.value.code == "time"
+    await work.close()
+
+
+async def test_who_does_not_read_keeps_no_environment(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    await sandbox.run(a_command("sh", "-c", "head -c 15000000 /dev/urandom > f", environment=trajectory))
+    work = await begun(sandbox, trajectory, "pack", limit_s=1)
+    await work.answer()
+    report = await sandbox.begin(a_command("true", environment=trajectory))
+    assert (await asyncio.wait_for(report, 10)).outcome == "ok"
+    with pytest.raises(ConnectionError):
+        [_ async for _ in work.output()]
+    await work.close()
+
+
 async def test_nothing_is_left_open_by_what_was_done_or_broken_off(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     assert sandbox.launcher is not None
     await sandbox.run(a_command("true", environment=trajectory))

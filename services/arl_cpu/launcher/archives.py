@@ -75,17 +75,14 @@ def pack(tree: Tree, target: BinaryIO, *, template: str | None = None) -> None:
     with tarfile.open(
         fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK, pax_headers=about
     ) as archive:
-        for entry in tree.entries():
-            archive.members = []  # type: ignore[attr-defined] # it would remember them all
-            if entry.kind == "other" and not _is_whiteout(entry):
-                continue
-            member = _member(entry, seen)
-            if member.isreg() and entry.kind == "file":
-                with open(entry.open(), "rb") as file:
-                    member.size = os.fstat(file.fileno()).st_size
-                    archive.addfile(member, file)
-            else:
-                archive.addfile(member)
+        try:
+            for entry in tree.entries():
+                archive.members = []  # type: ignore[attr-defined] # it would remember them all
+                if entry.kind != "other" or _is_whiteout(entry):
+                    _add(archive, entry, _member(entry, seen))
+        except BaseException:
+            archive.fileobj.buf = b""  # type: ignore[attr-defined] # its end sends what it holds, and this is no archive
+            raise
 
 
 def unpack(
@@ -132,6 +129,15 @@ def _member(entry: Entry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
         if first != entry.path:
             member.type, member.linkname = tarfile.LNKTYPE, first
     return member
+
+
+def _add(archive: tarfile.TarFile, entry: Entry, member: tarfile.TarInfo) -> None:
+    if member.isreg() and entry.kind == "file":
+        with open(entry.open(), "rb") as file:
+            member.size = os.fstat(file.fileno()).st_size
+            archive.addfile(member, file)
+    else:
+        archive.addfile(member)
 
 
 def _is_whiteout(entry: Entry) -> bool:

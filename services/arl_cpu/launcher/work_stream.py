@@ -1,23 +1,25 @@
 """The worker's end of its stream: chunks of an archive, and frames of JSON that say how it went.
 
 A chunk is a 4-byte length and so many bytes; an empty one is the end. A length of all ones breaks an output off: the
-frame that follows says why.
+frame that follows says why. Nothing is ever sent in part: what interrupts the work waits for the end of what is being
+sent, and where that cannot end the stream does.
 """
 
 import io
 import json
 import socket
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 
 from .trees import Code, Refused
 
-__all__ = ["BROKEN_OFF", "CHUNK_LENGTH", "MAX_CHUNK", "Peer"]
+__all__ = ["BROKEN_OFF", "CHUNK_LENGTH", "MAX_ANSWER", "MAX_CHUNK", "Peer"]
 
 CHUNK_LENGTH = struct.Struct(">I")
 MAX_CHUNK = 1 << 20
+MAX_ANSWER = 16 << 20
 BROKEN_OFF = 0xFFFFFFFF
 _BLOCK = 256 << 10
 
@@ -28,7 +30,14 @@ class Peer:
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
         self._socket = connected
-        self._is_in_output = False
+        self._is_in_output = self._is_sending = False
+        self._interruption: Refused | None = None
+
+    def interrupt(self, why: Refused) -> None:
+        """For a signal's handler: raises it, or has it raised as soon as what is being sent has been sent."""
+        if not self._is_sending:
+            raise why
+        self._interruption = why
 
     def say(self, answer: Mapping[str, Any]) -> None:
         self._frame({"ok": answer})
@@ -37,7 +46,7 @@ class Peer:
         """The last word. What the other side still sends is read and thrown away, so that it hears this."""
         try:
             if self._is_in_output:
-                self._socket.sendall(CHUNK_LENGTH.pack(BROKEN_OFF))
+                self._send(CHUNK_LENGTH.pack(BROKEN_OFF))
             self._frame({"refused": code, "message": message[:2000]})
             while self._socket.recv(_BLOCK):
                 pass
@@ -51,13 +60,31 @@ class Peer:
     def output(self) -> Iterator[BinaryIO]:
         """Ends the chunks where the work on them ends well."""
         self._is_in_output = True
-        yield cast("BinaryIO", _Output(self._socket))
-        self._socket.sendall(CHUNK_LENGTH.pack(0))
+        yield cast("BinaryIO", _Output(self._send))
+        self._send(CHUNK_LENGTH.pack(0))
         self._is_in_output = False
 
     def _frame(self, message: Mapping[str, Any]) -> None:
         body = json.dumps(message).encode()
-        self._socket.sendall(CHUNK_LENGTH.pack(len(body)) + body)
+        if len(body) > MAX_ANSWER:
+            raise Refused("too_large", "the names in it are too long for one answer; ask for fewer of them")
+        self._send(CHUNK_LENGTH.pack(len(body)) + body)
+
+    def _send(self, data: bytes) -> None:
+        """All of it. Where that fails the stream is at its end: nobody could tell what more would belong to."""
+        if self._is_sending:
+            raise ConnectionError("what was sent before did not all get there")
+        self._is_sending = True
+        try:
+            self._socket.sendall(data)
+        except BaseException:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            raise
+        self._is_sending = False
+        if (why := self._interruption) is not None:
+            self._interruption = None
+            raise why
 
 
 class _Input(io.RawIOBase):
@@ -90,15 +117,15 @@ class _Input(io.RawIOBase):
 
 
 class _Output(io.RawIOBase):
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        size = len(data)
-        if size:
-            self._socket.sendall(CHUNK_LENGTH.pack(size))
-            self._socket.sendall(data)
-        return size
+        view = memoryview(data)
+        for start in range(0, len(view), MAX_CHUNK):
+            chunk = view[start : start + MAX_CHUNK]
+            self._send(b"".join((CHUNK_LENGTH.pack(len(chunk)), chunk)))
+        return len(view)

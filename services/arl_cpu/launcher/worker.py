@@ -30,6 +30,7 @@ _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _MOST_MEMORY = 192 << 20
 """Headers of an archive are read into memory, however long they say they are."""
 _MIB = 1 << 20
+_TOO_LONG = "it took longer than it may"
 
 
 def run(stream: int, mounts: int | None, wanted: Mapping[str, Any]) -> NoReturn:
@@ -37,7 +38,7 @@ def run(stream: int, mounts: int | None, wanted: Mapping[str, Any]) -> NoReturn:
     try:
         _keep_only(stream, mounts)
         peer = work_stream.Peer(socket.socket(fileno=_STREAM_FD))
-        signal.signal(signal.SIGALRM, _time_is_up)
+        signal.signal(signal.SIGALRM, lambda _number, _frame: peer.interrupt(Refused("time", _TOO_LONG)))
         signal.alarm(wanted["limit_s"])
         try:
             root = _enter(_MOUNTS_FD if mounts is not None else None, wanted)
@@ -135,10 +136,6 @@ def _limit(disk_mib: int) -> None:
         (resource.RLIMIT_FSIZE, disk_mib * _MIB),
     ):
         resource.setrlimit(kind, (most, most))
-
-
-def _time_is_up(_number: int, _frame: object) -> None:
-    raise Refused("time", "it took longer than it may")
 
 
 def _write(path: str, text: str) -> None:

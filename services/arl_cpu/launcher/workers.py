@@ -16,6 +16,7 @@ from arl_core.fence import Fence
 
 from .cells import Cell, Host
 from .environment import Environment
+from .loop import Timer
 from .protocol import encode_frame
 from .trees import Code
 
@@ -26,6 +27,8 @@ _WRITTEN = ("workspace", "tmp")
 _PART = {"whole": False, "only": None, "digest": None}
 _BLOCK = 1 << 20
 _MOST_ASKED = 64 << 10
+_ENDS_WITHIN_S = 3.0
+"""After its time: a process that waits for who does not read any more cannot say that its time is up."""
 _AT_WORK_MILLI = 1000
 """The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
 
@@ -50,6 +53,7 @@ class Workers:
             wanted = {**asked, **place, **self._about(cell, environment.spec.disk_mib)}
             try:
                 self._fork(fence, work, wanted)
+                work.overdue = self._host.loop.after(asked["limit_s"] + _ENDS_WITHIN_S, work.expire)
             except OSError as error:
                 _refuse(asker, "unsupported", f"nothing can be done with its files: {error}")
 
@@ -103,8 +107,8 @@ class Workers:
     def _ended(self, fence: Fence, work: "_Work", status: int) -> None:
         # Where an output broke off in the middle of a chunk, nothing more could be understood.
         if os.WIFSIGNALED(status) and not work.is_killed and work.op != "pack":
-            code: Code = "memory" if work.cell.group.usage().oom_kills > work.oom_kills else "conflict"
-            _tell(work.asker, code, f"the process at work on the files was ended by signal {os.WTERMSIG(status)}")
+            message = f"the process at work on the files was ended by signal {os.WTERMSIG(status)}"
+            _tell(work.asker, work.cause_of_death(), message)
             self._linger(work.asker.dup())
         self._forget(fence, work)
 
@@ -129,6 +133,8 @@ class Workers:
         del self._works[fence]
         work.cell.workers.discard(work)
         work.asker.close()
+        if work.overdue is not None:
+            work.overdue.cancel()
 
 
 class _Work:
@@ -136,10 +142,23 @@ class _Work:
         self.asker, self.cell, self.environment, self.op = asker, cell, environment, op
         self.oom_kills = cell.group.usage().oom_kills
         self.pid: int | None = None
-        self.is_killed = False
+        self.is_killed = self.is_overdue = False
+        self.overdue: Timer | None = None
+
+    def cause_of_death(self) -> Code:
+        if self.is_overdue:
+            return "time"
+        return "memory" if self.cell.group.usage().oom_kills > self.oom_kills else "conflict"
+
+    def expire(self) -> None:
+        self.is_overdue = True
+        self._end()
 
     def kill(self) -> None:
         self.is_killed = True
+        self._end()
+
+    def _end(self) -> None:
         if self.pid is not None:
             with suppress(ProcessLookupError):  # it has ended, which is being told
                 os.kill(self.pid, signal.SIGKILL)

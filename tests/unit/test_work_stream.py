@@ -1,0 +1,67 @@
+"""What is said on a worker's stream is whole, or plainly not."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from arl_cpu.launcher.trees import Refused
+from arl_cpu.launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_CHUNK, Peer
+from arl_cpu.launcher_client import LauncherWork
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+class Interrupted(socket.socket):
+    """Its peer is interrupted in the middle of each thing that it sends."""
+
+    peer: Peer
+
+    def sendall(self, data: bytes, flags: int = 0) -> None:  # type: ignore[override]
+        super().sendall(data[:3])
+        self.peer.interrupt(Refused("time", "it is up"))
+        super().sendall(data[3:])
+
+
+def test_an_interruption_waits_for_the_end_of_a_chunk(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    with Interrupted(fileno=theirs.detach()) as interrupted:
+        interrupted.peer = peer = Peer(interrupted)
+        with pytest.raises(Refused, match="up"), peer.output() as output:
+            output.write(b"chunk")
+    assert ours.recv(100) == CHUNK_LENGTH.pack(5) + b"chunk"
+
+
+def test_a_chunk_that_was_cut_is_the_end_of_the_stream(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    peer = Peer(theirs)
+    theirs.settimeout(0.1)
+    with pytest.raises(TimeoutError), peer.output() as output:
+        output.write(bytes(8 << 20))
+    peer.fail("time", "it is up")
+    size = 0
+    while data := ours.recv(1 << 20):
+        size += len(data)
+    assert size % (CHUNK_LENGTH.size + MAX_CHUNK) != 0
+
+
+@pytest.mark.parametrize("length", [MAX_CHUNK + 1, BROKEN_OFF - 1])
+async def test_a_length_that_no_chunk_has_is_the_end(length: int) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(CHUNK_LENGTH.pack(length))
+
+    async def nothing() -> None:
+        pass
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, writer = await asyncio.open_unix_connection(sock=ours)
+        with pytest.raises(ConnectionError, match="understood"):
+            [_ async for _ in LauncherWork(reader, writer, nothing).output()]
+        writer.close()
