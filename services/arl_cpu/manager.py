@@ -329,8 +329,9 @@ class Manager:
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
             homes = await repository.live_environments(tx, node_id=self.node_id, epoch=self.epoch)
-            for ended in await repository.load(tx, [each.fence.action_id for each in state.reports], epoch=self.epoch):
-                self.snapshots.expect(ended)
+            begun = [*(each.fence for each in state.reports), *(each.fence for each in state.running)]
+            for begins in await repository.load(tx, [fence.action_id for fence in begun], epoch=self.epoch):
+                self.snapshots.expect(begins)
         for home in homes:
             self._holdings.adopt_environment(home.id, {"memory_mib": home.memory_mib, "disk_mib": home.disk_mib})
         rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.held}
