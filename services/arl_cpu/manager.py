@@ -203,7 +203,7 @@ class Manager:
         self._in_background(self._settle_until_done(report))
 
     async def _settle_until_done(self, report: Report) -> None:
-        report = await self.snapshots.restored(report)
+        report = await self.snapshots.restored(report, is_killed=lambda: report.fence in self._killed)
         while True:
             try:
                 await self._settles.submit(report, weight=report.weight)

@@ -6,7 +6,8 @@ A file is there under its name once all of it is on the disk; its row follows. W
 import asyncio
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,21 +72,34 @@ class Snapshots:
         if (snapshot := json.loads(row.environment).get("snapshot")) is not None:
             self._expected[Fence(row.id, row.grant_no)] = row.environment_id, UUID(snapshot)
 
-    async def restored(self, report: Report) -> Report:
-        """What becomes of an action that made an environment, once that holds its snapshot; other reports as is."""
+    async def restored(self, report: Report, *, is_killed: Callable[[], bool]) -> Report:
+        """What becomes of an action that made an environment, once that holds its snapshot; other reports as is.
+
+        One that does not hold all of it is no environment: it is destroyed before its action settles.
+        """
         environment, snapshot = self._expected.pop(report.fence, (None, None))
         if environment is None or snapshot is None or report.outcome != "ok":
             return report
+        failed = await self._failure(report.fence, environment, snapshot)
+        if is_killed():
+            failed = Report(fence=report.fence, outcome="cancelled")
+        if failed is None:
+            return report
+        with suppress(ConnectionError):  # then the launcher is gone, and its environments with it
+            await self._executor.destroy([environment])
+        return replace(failed, run_us=report.run_us, environment_lost=True)
+
+    async def _failure(self, fence: Fence, environment: UUID, snapshot: UUID) -> Report | None:
         try:
-            await self._restore(report.fence, environment, snapshot)
+            await self._restore(fence, environment, snapshot)
         except WorkRefused as refused:
-            return replace(report_of(report.fence, refused), run_us=report.run_us)
+            return report_of(fence, refused)
         except FileNotFoundError:
-            return replace(report, outcome="user_error", exit_code=None, message="its snapshot is not there any more")
-        except (ConnectionError, OSError) as error:
+            return Report(fence=fence, outcome="user_error", message="its snapshot is not there any more")
+        except OSError as error:
             message = f"the snapshot was not restored: {error}"
-            return replace(report, outcome="infra_error", exit_code=None, reason="restore_failed", message=message)
-        return report
+            return Report(fence=fence, outcome="infra_error", reason="restore_failed", message=message)
+        return None
 
     async def remove(self, ids: Iterable[UUID]) -> None:
         """Their rows last: a row without a file can be asked for again, a file without a row cannot."""
@@ -98,6 +112,8 @@ class Snapshots:
 
     async def _restore(self, fence: Fence, environment: UUID, snapshot: UUID) -> None:
         asked = {"op": "unpack", "path": "", "whole": True, "limit_s": RESTORE_WITHIN_S}
+        if self._directory is None:
+            raise FileNotFoundError("TANGRAM_SNAPSHOTS_DIR is not set any more")
         with self._path(snapshot).open("rb") as file:
             work = await self._executor.work(fence, environment, asked)
             try:

@@ -46,17 +46,6 @@ async def unguarded(rows: Rows, statement: str, *values: object) -> None:
         await connection.execute(statement, *values)
 
 
-async def forking(cpu: Cpu, snapshot: UUID) -> Fence:
-    """An environment is being made that shall begin with this snapshot."""
-    action = await cpu.granted(
-        kind="environment.create", trajectory="x", scope="trajectory", environment_id=uuid4(), argv=None
-    )
-    sql = "update action_specs set environment = (environment::jsonb || jsonb_build_object('snapshot', $2::text))::json"
-    await unguarded(cpu.rows, f"{sql} where id = $1", action, str(snapshot))
-    await cpu.offer(action)
-    return (await cpu.executor.next_start()).fence
-
-
 def was_freed(cpu: Cpu, fence: Fence) -> bool:
     hints = [body for body in cpu.peers.bodies("/internal/freed") if isinstance(body, FreedHint)]
     return fence in [Fence(each.id, each.grant_no) for hint in hints for each in hint.fences]
@@ -330,16 +319,6 @@ class TestRestart:
         async with managing(rows, executor) as cpu:
             third = await cpu.running()
             assert not set(cores) & set(executor.running[third].cores)
-
-    async def test_an_environment_still_being_made_goes_on_being_one_with_a_snapshot(
-        self, rows: Rows, tmp_path: Path
-    ) -> None:
-        executor = FakeExecutor(EPOCH)
-        async with managing(rows, executor, snapshots_dir=tmp_path) as cpu:
-            fence = await forking(cpu, uuid4())
-        async with managing(rows, executor, snapshots_dir=tmp_path):
-            executor.finish(fence)
-            assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "user_error"
 
     async def test_under_another_epoch_the_old_environments_are_lost(self, rows: Rows) -> None:
         async with managing(rows) as cpu:

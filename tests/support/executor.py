@@ -22,7 +22,32 @@ from arl_cpu.executor import (
 )
 from support.builders import EPOCH
 
-__all__ = ["FakeExecutor"]
+__all__ = ["FailingWork", "FakeExecutor"]
+
+
+class FailingWork:
+    """Answers `arl_cpu.executor.Work` with an error, if it `waits` not before the test says so."""
+
+    def __init__(self, error: Exception, *, waits: bool = False) -> None:
+        self._error = error
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        if not waits:
+            self.may_end.set()
+
+    async def answer(self) -> Mapping[str, Any]:
+        self.begun.set()
+        await self.may_end.wait()
+        raise self._error
+
+    async def send(self, data: bytes) -> None:
+        raise self._error
+
+    async def output(self) -> AsyncIterator[bytes]:
+        raise self._error
+        yield b""
+
+    async def close(self) -> None:
+        pass
 
 
 class FakeExecutor:
@@ -37,6 +62,7 @@ class FakeExecutor:
         self.killed: list[Fence] = []
         self.destroyed: list[UUID] = []
         self.acknowledged: list[Fence] = []
+        self.works: Work | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
         self.before_resize: Callable[[Sequence[Resize]], Awaitable[None]] | None = None
         self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
@@ -106,7 +132,9 @@ class FakeExecutor:
         return frozenset(resize.fence for resize in found)
 
     async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
-        raise WorkRefused("unsupported", "there are no files here")
+        if self.works is None:
+            raise WorkRefused("unsupported", "there are no files here")
+        return self.works
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:

@@ -1,0 +1,78 @@
+"""Environments that shall begin with a snapshot, and the manager that restores it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest_asyncio
+
+from arl_core.fence import Fence
+from support.builders import EPOCH
+from support.cpu import Cpu, managing
+from support.executor import FailingWork, FakeExecutor
+from support.rows import Rows, rows_in
+
+SPEC = "update action_specs set environment = (environment::jsonb || jsonb_build_object('snapshot', $2::text))::json"
+WISHED = "update actions set cancel_requested_at = now() where id = $1"
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+async def forking(cpu: Cpu, snapshot: UUID) -> Fence:
+    """An environment is being made that shall begin with this snapshot."""
+    action = await cpu.granted(
+        kind="environment.create", trajectory="x", scope="trajectory", environment_id=uuid4(), argv=None
+    )
+    await unguarded(cpu.rows, f"{SPEC} where id = $1", action, str(snapshot))
+    await cpu.offer(action)
+    return (await cpu.executor.next_start()).fence
+
+
+async def unguarded(rows: Rows, statement: str, *values: object) -> None:
+    """As another service would write it."""
+    async with rows.pool.acquire() as connection, connection.transaction():
+        await connection.execute("set local session_replication_role = replica")
+        await connection.execute(statement, *values)
+
+
+async def test_an_environment_still_being_made_goes_on_being_one_with_a_snapshot(rows: Rows, tmp_path: Path) -> None:
+    executor = FakeExecutor(EPOCH)
+    async with managing(rows, executor, snapshots_dir=tmp_path) as cpu:
+        fence = await forking(cpu, uuid4())
+    async with managing(rows, executor, snapshots_dir=tmp_path):
+        executor.finish(fence)
+        assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "user_error"
+
+
+async def test_what_does_not_hold_all_of_its_snapshot_is_destroyed_before_its_action_settles(
+    rows: Rows, tmp_path: Path
+) -> None:
+    snapshot = uuid4()
+    async with managing(rows, snapshots_dir=tmp_path) as cpu:
+        cpu.executor.works = FailingWork(ConnectionError("it broke off"))
+        tmp_path.joinpath(f"{snapshot}.tar").touch()
+        fence = await forking(cpu, snapshot)
+        cpu.executor.finish(fence)
+        row = await rows.until_state(fence.action_id, "settled")
+        assert (row["outcome"], row["reason"]) == ("infra_error", "restore_failed")
+        assert cpu.executor.destroyed == [row["environment_id"]]
+        assert await rows.value("select lost_at is not null from environments where id = $1", row["environment_id"])
+
+
+async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: Rows, tmp_path: Path) -> None:
+    snapshot = uuid4()
+    async with managing(rows, snapshots_dir=tmp_path) as cpu:
+        cpu.executor.works = work = FailingWork(ConnectionError("it was killed"), waits=True)
+        tmp_path.joinpath(f"{snapshot}.tar").touch()
+        fence = await forking(cpu, snapshot)
+        cpu.executor.finish(fence)
+        await work.begun.wait()
+        await unguarded(rows, WISHED, fence.action_id)
+        assert await cpu.executor.next_kill() == fence
+        work.may_end.set()
+        row = await rows.until_state(fence.action_id, "settled")
+        assert (row["outcome"], cpu.executor.destroyed) == ("cancelled", [row["environment_id"]])
