@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +42,7 @@ from .launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_ANSWER, MAX_CHUN
 __all__ = ["LauncherClient", "LauncherWork"]
 
 _CHUNK = 1 << 20
+_CONNECTS_WITHIN_S, _TRY_AGAIN_S = 5.0, 0.01
 
 
 class LauncherClient:
@@ -53,7 +56,7 @@ class LauncherClient:
     async def connect(self) -> ExecutorState:
         """Take over the launcher; whoever was connected before is cut off. Call it again after a loss."""
         await self.close()
-        reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
+        reader, writer = await _connected(self._path)
         self._connection = _Connection(reader, writer)
         answer = await self._connection.ask({"op": "hello"})
         self._session = answer["session"]
@@ -70,7 +73,7 @@ class LauncherClient:
 
     async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
         """On a connection of its own, whose other end is the very process that does it."""
-        reader, writer = await asyncio.open_unix_connection(self._path, limit=_CHUNK)
+        reader, writer = await _connected(self._path)
         said = {"fence": fence_to(fence), "environment": str(environment), "work": dict(asked)}
         writer.write(encode_frame({"op": "work", "session": self._session, **said}))
         return LauncherWork(reader, writer, lambda: self.kill([fence]))
@@ -109,6 +112,26 @@ class LauncherClient:
         if self._connection is None:
             raise ConnectionError("not connected to the launcher")
         return self._connection
+
+
+async def _connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Tries again while more are waiting for the launcher than it has room for, which asyncio takes for connected."""
+    tries_until = time.monotonic() + _CONNECTS_WITHIN_S
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connecting.setblocking(False)
+    try:
+        while True:
+            try:
+                connecting.connect(str(path))
+                break
+            except BlockingIOError:
+                if time.monotonic() > tries_until:
+                    raise ConnectionError("the launcher takes no connection") from None
+                await asyncio.sleep(_TRY_AGAIN_S)
+        return await asyncio.open_unix_connection(sock=connecting, limit=_CHUNK)
+    except BaseException:
+        connecting.close()
+        raise
 
 
 class LauncherWork:

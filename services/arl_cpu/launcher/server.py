@@ -29,6 +29,8 @@ from .protocol import (
 __all__ = ["Server"]
 
 _READ_BYTES = 1 << 20
+_MOST_WAITING = 1024
+"""Connections that come at once, one for each work on files; the kernel may allow fewer."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -55,7 +57,7 @@ class Server:
             listener.bind(str(path))
         finally:
             os.umask(mask)
-        listener.listen(8)
+        listener.listen(_MOST_WAITING)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), lambda: self._accept(listener))
 
