@@ -24,8 +24,10 @@ __all__ = ["Snapshots"]
 
 PARTIAL = ".partial-"
 BLOCK = 1 << 20
-HEADERS = 2048
-"""Of a member, besides its content."""
+HEADERS = 2560
+"""Of a member, besides its content and its names."""
+MARGIN = 8 * HEADERS
+"""Of the archive's own."""
 RESTORE_WITHIN_S = 600
 
 
@@ -55,10 +57,11 @@ class Snapshots:
         if self._directory is None:
             raise Conflict("this node keeps no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
         size = await work.answer()
-        self._reserve(action, size["bytes"] + size["members"] * HEADERS)
+        most = size["bytes"] + size["names"] + size["members"] * HEADERS + MARGIN
+        self._reserve(action, most)
         partial = self._directory / f"{PARTIAL}{action}"
         try:
-            await _write(work, partial)
+            await _write(work, partial, most)
             partial.rename(self._path(action))
             await asyncio.to_thread(_persist, self._directory)
             await self._record(action, size)
@@ -148,9 +151,14 @@ class Snapshots:
         return self._directory / f"{id}.tar"
 
 
-async def _write(work: Work, path: Path) -> None:
+async def _write(work: Work, path: Path, most: int) -> None:
+    """Raises TooLarge for more than was said before."""
+    left = most
     with path.open("xb", buffering=0) as file:
         async for chunk in work.output():
+            left -= len(chunk)
+            if left < 0:
+                raise TooLarge(f"the snapshot came to more than the {most} bytes that were reserved for it")
             await asyncio.to_thread(file.write, chunk)
         await asyncio.to_thread(os.fsync, file.fileno())
 

@@ -138,6 +138,25 @@ async def test_the_node_keeps_no_more_than_its_budget(api: httpx.AsyncClient) ->
     await api.delete(f"/v1/snapshots/{snapshot['id']}")
 
 
+async def test_holes_of_files_are_no_way_around_the_size_of_a_disk(system: System, api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    await run(api, first, "for i in 1 2 3; do truncate -s 9M f$i; done")
+    before = kept(system)
+    answer = await api.post(f"/v1/environments/{first}/snapshots")
+    assert (answer.status_code, answer.json()["code"], kept(system)) == (413, "too_large", before)
+    await run(api, first, "rm f2 f3; ln f1 f2; ln f1 f3")
+    snapshot = await taken(api, first)
+    assert (snapshot["members"], snapshot["bytes"]) == (5, 9 << 20)
+
+
+async def test_long_names_have_room(api: httpx.AsyncClient) -> None:
+    first = await made(api)
+    deep = "d=$(printf '%0200d' 0); for i in 1 2 3 4 5 6 7 8; do mkdir $d; cd $d; done"
+    await run(api, first, f"{deep}; for i in $(seq 200); do ln -s $(printf '%04000d' $i) $i; done")
+    second = await made(api, snapshot=(await taken(api, first))["id"])
+    assert await run(api, second, "find . | wc -l") == "209\n"
+
+
 async def test_what_does_not_fit_is_no_environment(api: httpx.AsyncClient) -> None:
     first = await made(api)
     await run(api, first, "head -c 9000000 /dev/zero > f")

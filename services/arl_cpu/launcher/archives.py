@@ -44,24 +44,29 @@ class Size:
     bytes: int = 0
     left_out: int = 0
     """Pipes, sockets and devices."""
+    names: int = 0
+    """Bytes of the paths, and of where links lead."""
 
 
 def measured(tree: Tree, *, max_bytes: int) -> Size:
     """What it will be, known before a byte of it is sent. Raises Refused for what is too much or can't be read."""
     size = Size()
+    seen: dict[tuple[int, int], str] = {}
     for entry in tree.entries():
         if entry.kind == "other" and not _is_whiteout(entry):
             size.left_out += 1
             continue
         size.members += 1
-        if entry.kind == "file":
+        member = _member(entry, seen)
+        size.names += len(os.fsencode(entry.path)) + len(os.fsencode(member.linkname))
+        if entry.kind == "file" and member.isreg():
             size.bytes += entry.state.st_size
             if not os.access(entry.name, os.R_OK, dir_fd=entry.directory):
                 raise Refused("conflict", f"{shown(entry.path)!r} cannot be read: its mode forbids it")
         if size.members > MAX_MEMBERS:
             raise Refused("too_large", f"there are more than {MAX_MEMBERS} files; ask for a part of them")
         if size.bytes > max_bytes:
-            raise Refused("too_large", f"there are more than {max_bytes} bytes; ask for a part of them")
+            raise Refused("too_large", f"there are more than {max_bytes} bytes, those of holes among them; take a part")
     return size
 
 

@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from . import seccomp, syscalls, work_stream
@@ -61,8 +62,9 @@ def _do(peer: work_stream.Peer, root: int, wanted: Mapping[str, Any]) -> dict[st
             return listed(tree, recursive=wanted["recursive"], limit=wanted["limit"], after=wanted["after"])
         case "pack":
             tree = Tree(root, wanted["path"], only=wanted["only"])
-            size = measured(tree, max_bytes=wanted["max_bytes"])
-            peer.say({"members": size.members, "bytes": size.bytes, "left_out": size.left_out})
+            # What is more could not be put back into an environment of this size.
+            most = min(wanted["max_bytes"], wanted["disk_mib"] * _MIB) if wanted["whole"] else wanted["max_bytes"]
+            peer.say(asdict(measured(tree, max_bytes=most)))
             with peer.output() as target:
                 pack(tree, target, template=wanted["digest"])
             return {}
