@@ -64,8 +64,8 @@ class Manager:
         self._holdings = Holdings(capacity_of(settings, self._cores), self._cores, self._nodes)
         self._resizes = Resizes(self._holdings, executor)
         self.transfers = Transfers(executor, self._report)
-        directory, most = settings.snapshots_dir, settings.snapshots_mib
-        self.snapshots = Snapshots(directory, max_mib=most, store=store, executor=executor)
+        how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}
+        self.snapshots = Snapshots(settings.snapshots_dir, **how, store=store, executor=executor)
         self._killed: set[Fence] = set()
         self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
         self._settles: Batcher[Report, None] = Batcher(self._settle, max_batch=200)

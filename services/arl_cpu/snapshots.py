@@ -6,11 +6,13 @@ A file is there under its name once all of it is on the disk; its row follows. W
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from arl_core.fence import Fence
@@ -23,6 +25,7 @@ from arl_wire.errors import Conflict, TooLarge
 __all__ = ["Snapshots"]
 
 PARTIAL = ".partial-"
+_KEPT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tar")
 BLOCK = 1 << 20
 HEADERS = 2560
 """Of a member, besides its content and its names."""
@@ -32,8 +35,12 @@ RESTORE_WITHIN_S = 600
 
 
 class Snapshots:
-    def __init__(self, directory: Path | None, *, max_mib: int, store: Store, executor: Executor) -> None:
-        self._directory, self._max_bytes = directory, max_mib << 20
+    def __init__(
+        self, directory: Path | None, *, node_name: str, max_mib: int, store: Store, executor: Executor
+    ) -> None:
+        # A directory may be of several nodes, on one machine or a shared file system.
+        self._directory = None if directory is None else directory / f"node-{quote(node_name, safe='')}"
+        self._max_bytes = max_mib << 20
         self._store, self._executor = store, executor
         self._expected: dict[Fence, tuple[UUID, UUID]] = {}
         """Environments that are being made, and the snapshots that they begin with."""
@@ -41,7 +48,7 @@ class Snapshots:
         self.epoch = UUID(int=0)
 
     async def start(self, *, node_id: int, epoch: UUID) -> None:
-        """Remove what an earlier life has left unfinished."""
+        """Remove what an earlier life has left unfinished, and nothing that no life of this node could have made."""
         self.epoch = epoch
         if self._directory is None:
             return
@@ -49,7 +56,7 @@ class Snapshots:
         async with self._store.read() as tx:
             known = {f"{id}.tar" for id in await repository.snapshots_here(tx, node_id=node_id)}
         for path in self._directory.iterdir():
-            if path.name not in known:
+            if path.name not in known and _is_ours(path):
                 path.unlink()
 
     async def take(self, action: UUID, work: Work) -> Mapping[str, Any]:
@@ -138,7 +145,9 @@ class Snapshots:
 
     def _reserve(self, action: UUID, count: int) -> None:
         assert self._directory is not None
-        used = sum(path.stat().st_size for path in self._directory.glob("*.tar")) + sum(self._reserved.values())
+        used = sum(path.stat().st_size for path in self._directory.iterdir() if _KEPT.fullmatch(path.name)) + sum(
+            self._reserved.values()
+        )
         if used + count > self._max_bytes:
             raise TooLarge(
                 f"the snapshot needs {count >> 20} MiB and the node has {max(0, self._max_bytes - used) >> 20} left of "
@@ -161,6 +170,12 @@ async def _write(work: Work, path: Path, most: int) -> None:
                 raise TooLarge(f"the snapshot came to more than the {most} bytes that were reserved for it")
             await asyncio.to_thread(file.write, chunk)
         await asyncio.to_thread(os.fsync, file.fileno())
+
+
+def _is_ours(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.name.startswith(PARTIAL) or _KEPT.fullmatch(path.name) is not None
 
 
 def _persist(directory: Path) -> None:

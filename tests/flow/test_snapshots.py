@@ -59,7 +59,7 @@ async def taken(api: httpx.AsyncClient, environment: str) -> dict[str, Any]:
 
 
 def kept(system: System) -> set[str]:
-    return {path.name for path in (system.directory / "snapshots").iterdir()}
+    return {path.name for path in (system.directory / "snapshots").glob("*/*")}
 
 
 async def test_two_begin_with_one_and_go_their_own_ways(api: httpx.AsyncClient) -> None:

@@ -54,7 +54,7 @@ async def test_what_does_not_hold_all_of_its_snapshot_is_destroyed_before_its_ac
     snapshot = uuid4()
     async with managing(rows, snapshots_dir=tmp_path) as cpu:
         cpu.executor.works = FailingWork(ConnectionError("it broke off"))
-        tmp_path.joinpath(f"{snapshot}.tar").touch()
+        (tmp_path / "node-n" / f"{snapshot}.tar").touch()
         fence = await forking(cpu, snapshot)
         cpu.executor.finish(fence)
         row = await rows.until_state(fence.action_id, "settled")
@@ -67,7 +67,7 @@ async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: 
     snapshot = uuid4()
     async with managing(rows, snapshots_dir=tmp_path) as cpu:
         cpu.executor.works = work = FailingWork(ConnectionError("it was killed"), waits=True)
-        tmp_path.joinpath(f"{snapshot}.tar").touch()
+        (tmp_path / "node-n" / f"{snapshot}.tar").touch()
         fence = await forking(cpu, snapshot)
         cpu.executor.finish(fence)
         await work.begun.wait()
@@ -76,3 +76,14 @@ async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: 
         work.may_end.set()
         row = await rows.until_state(fence.action_id, "settled")
         assert (row["outcome"], cpu.executor.destroyed) == ("cancelled", [row["environment_id"]])
+
+
+async def test_what_no_life_of_this_node_made_stays_where_it_is(rows: Rows, tmp_path: Path) -> None:
+    here, other = tmp_path / "node-n", tmp_path / "node-other"
+    stays = [here / "notes.tar", here / "lost+found" / "x", other / f"{uuid4()}.tar", tmp_path / f"{uuid4()}.tar"]
+    goes = [here / f"{uuid4()}.tar", here / f".partial-{uuid4()}"]
+    for path in (*stays, *goes):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    async with managing(rows, snapshots_dir=tmp_path):
+        assert [path.exists() for path in (*stays, *goes)] == [True] * len(stays) + [False] * len(goes)

@@ -1,0 +1,38 @@
+"""Snapshots on their way to the disk."""
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from arl_cpu.snapshots import Snapshots
+from arl_wire.errors import TooLarge
+from support.executor import FakeExecutor
+
+
+class GrowingWork:
+    """Says that there is little, and packs more."""
+
+    async def answer(self) -> Mapping[str, Any]:
+        return {"members": 1, "bytes": 1, "names": 1, "left_out": 0}
+
+    async def output(self) -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 20)
+
+    async def send(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_what_is_more_than_was_said_is_not_kept(tmp_path: Path) -> None:
+    store: Any = None
+    snapshots = Snapshots(tmp_path, node_name="../n", max_mib=1, store=store, executor=FakeExecutor())
+    (tmp_path / "node-..%2Fn").mkdir()
+    with pytest.raises(TooLarge, match="reserved"):
+        await snapshots.take(uuid4(), GrowingWork())
+    assert list((tmp_path / "node-..%2Fn").iterdir()) == []
