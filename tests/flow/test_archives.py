@@ -124,6 +124,17 @@ async def test_a_part_of_it(api: httpx.AsyncClient, home: str) -> None:
     assert (await api.get(f"{home}/archive", params={"path": "../x"})).status_code == 422
 
 
+async def test_a_file_may_say_that_it_is_of_any_time(api: httpx.AsyncClient, home: str) -> None:
+    await run(api, home, "touch -d @100000000000000 a; touch -d @30000000000 b; touch -d @-9 c")
+    answer = await api.get(f"{home}/files")
+    assert answer.status_code == 200, answer.text
+    assert [each["modified_at"][:19] for each in answer.json()["items"]] == [
+        "9999-12-31T23:59:59",
+        "2920-08-30T05:20:00",
+        "1970-01-01T00:00:00",
+    ]
+
+
 async def test_the_list_has_pages(api: httpx.AsyncClient, home: str) -> None:
     await run(
         api, home, "mkdir -p b/c; echo hi > b/c/f; ln -s /etc/passwd a; mkfifo p; printf x > \"$(printf 'n\\377')\""

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from arl_cpu.launcher.archives import pack, unpack
-from arl_cpu.launcher.trees import DEEPEST, Refused, Tree, listed
+from arl_cpu.launcher.trees import DEEPEST, LONGEST, Refused, Tree, listed
+from arl_cpu.launcher.workdir import remove
 
 ROUNDS = 200
 
@@ -75,7 +76,7 @@ def test_a_directory_swapped_for_a_link_is_not_written_elsewhere(root: int, tmp_
     assert (tmp_path / "outside" / "f").read_text() == "secret"
 
 
-def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(root: int) -> None:
+def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(root: int, tmp_path: Path) -> None:
     directory = os.dup(root)
     for _ in range(DEEPEST + 1):
         os.mkdir("d2", dir_fd=directory)
@@ -88,6 +89,7 @@ def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(r
     with pytest.raises(Refused, match="deep"):
         pack(tree, io.BytesIO())
     assert len(os.listdir("/proc/self/fd")) == before
+    remove(tmp_path / "inside" / "d2")
 
 
 def test_a_list_goes_on_where_it_stopped_although_that_is_gone(root: int, tmp_path: Path) -> None:
@@ -98,3 +100,35 @@ def test_a_list_goes_on_where_it_stopped_although_that_is_gone(root: int, tmp_pa
     after = bytes.fromhex(first["next"]).decode()
     rest = listed(Tree(root, ""), recursive=True, limit=10, after=after)
     assert [entry["path"] for entry in rest["entries"]] == ["c", "d", "d/f"]
+
+
+@pytest.mark.parametrize(
+    ("mtime", "shown"),
+    [
+        (-5, "1970-01-01T00:00:00+00:00"),
+        (30_000_000_000, "2920-08-30T05:20:00+00:00"),
+        (100_000_000_000_000, "9999-12-31T23:59:59+00:00"),
+    ],
+)
+def test_a_file_may_say_that_it_is_of_any_time(root: int, tmp_path: Path, mtime: int, shown: str) -> None:
+    os.utime(tmp_path / "inside" / "d", (0, mtime))
+    if os.stat(tmp_path / "inside" / "d").st_mtime != mtime:
+        pytest.skip("this file system knows no such time")
+    (entry,) = listed(Tree(root, ""), recursive=False, limit=10, after=None)["entries"]
+    assert entry["modified_at"] == shown
+
+
+def test_a_list_goes_on_from_no_path_that_is_too_long_to_be_said(root: int, tmp_path: Path) -> None:
+    directory, name = os.dup(root), "e" * 250
+    for _ in range(LONGEST // len(name) + 1):
+        os.mkdir(name, dir_fd=directory)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.mkdir("last", dir_fd=directory)
+    os.close(directory)
+    deepest = 2 + LONGEST // len(name) + 1
+    with pytest.raises(Refused, match="no place"):
+        listed(Tree(root, ""), recursive=True, limit=deepest, after=None)
+    assert listed(Tree(root, ""), recursive=True, limit=deepest + 1, after=None)["next"] is None
+    remove(tmp_path / "inside" / name)

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from .syscalls import open_beneath
@@ -20,6 +21,8 @@ DEEPEST = 500
 """Directories in each other: each is held open while what is in it is looked at."""
 LONGEST = 4096
 """Bytes of a path that a list can go on from."""
+LATEST_S = 253_402_300_799
+"""The last second that has a date; a file may say that it is later."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
@@ -167,7 +170,7 @@ def _described(entry: Entry) -> dict[str, Any]:
         "type": entry.kind,
         "size": state.st_size if entry.kind == "file" else 0,
         "mode": stat.S_IMODE(state.st_mode),
-        "modified_at": state.st_mtime,
+        "modified_at": datetime.fromtimestamp(min(max(0.0, state.st_mtime), LATEST_S), UTC).isoformat(),
     }
     if entry.kind == "symlink":
         described["target"] = shown(entry.target())
