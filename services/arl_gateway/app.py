@@ -60,8 +60,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)
     metrics.gauge_of("output_followers", "Streams of live output", lambda: places.taken)
-    max_archive = settings.max_archive_mib << 20
-    archives = Archives(environments, actions, peers, max_bytes=max_archive)
+    archives = Archives(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -94,7 +93,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         title="ARL-Tangram",
         lifespan=lifespan,
         ready=ready,
-        max_body_bytes={ARCHIVE: max_archive, "": settings.max_body_mib << 20},
+        max_body_bytes={ARCHIVE: settings.max_archive_mib << 20, "": settings.max_body_mib << 20},
         body_timeout_s=settings.body_timeout_s,
         metrics=metrics,
         public=True,

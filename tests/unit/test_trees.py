@@ -88,7 +88,7 @@ def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(r
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Refused, match="deep"):
         pack(tree, io.BytesIO())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what other tests let go of may be closed meanwhile
     remove(tmp_path / "inside" / "d2")
 
 
