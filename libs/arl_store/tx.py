@@ -148,7 +148,8 @@ class Store:
 
 def is_temporary(error: Exception) -> bool:
     """Not reachable, starting, stopping, overloaded or chosen to end a deadlock: the same may succeed later."""
-    if isinstance(error, (OSError, TimeoutError, PoolBusy, asyncpg.InterfaceError)):
+    # The last is what the driver says of a connection that broke off in the middle of an answer.
+    if isinstance(error, (OSError, TimeoutError, PoolBusy, asyncpg.InterfaceError, asyncpg.InternalClientError)):
         return True
     if not isinstance(error, asyncpg.PostgresError):
         return False

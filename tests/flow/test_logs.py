@@ -88,7 +88,8 @@ async def test_no_secret_is_in_a_log_or_in_a_row_that_has_no_need_of_it(database
         assert (await api.get("/v1/actions", headers={"authorization": f"Bearer {API_KEY}x"})).status_code == 401
         created = (await api.post("/v1/admin/keys", json={})).json()["key"]
         async with unreachable_database(databases, system):
-            assert (await api.post("/v1/actions", json=SECRETS)).status_code == 503
+            answer = await api.post("/v1/actions", json=SECRETS)
+            assert answer.status_code == 503, f"{answer.text}\n{system.log('admission')}\n{system.log('gateway')}"
         secrets = [API_KEY, created, VALUE, SOURCE, *PASSWORDS.values(), *(system.token(each) for each in SERVICES)]
         assert await tables_with(rows, secrets) == {"action_specs"}
         await rows.execute("alter table action_specs add constraint never check (timeout_s < 0) not valid")
