@@ -236,6 +236,7 @@ async def test_a_bomb_bursts_outside(api: httpx.AsyncClient, home: str) -> None:
     assert await run(api, home, "ls -A") == ""
 
 
+@pytest.mark.slow
 async def test_too_many_members_are_a_problem(api: httpx.AsyncClient, home: str) -> None:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as packed:
@@ -294,6 +295,7 @@ async def test_what_is_over_has_no_files(api: httpx.AsyncClient) -> None:
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "environment.id")
 
 
+@pytest.mark.slow
 async def test_a_transfer_that_nobody_brings_ends_by_itself(api: httpx.AsyncClient, home: str) -> None:
     body = {"task": "t", "kind": "environment.transfer", "environment": {"id": home.rpartition("/")[2]}}
     settled = (await api.post("/v1/actions", params={"wait": 30}, json=body)).json()

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
@@ -149,6 +150,7 @@ async def test_holes_of_files_are_no_way_around_the_size_of_a_disk(system: Syste
     assert (snapshot["members"], snapshot["bytes"]) == (5, 9 << 20)
 
 
+@pytest.mark.slow
 async def test_long_names_have_room(api: httpx.AsyncClient) -> None:
     first = await made(api)
     deep = "d=$(printf '%0200d' 0); for i in 1 2 3 4 5 6 7 8; do mkdir $d; cd $d; done"
