@@ -12,7 +12,6 @@ from support.cpu import Cpu, managing
 from support.executor import FailingWork, FakeExecutor
 from support.rows import Rows, rows_in
 
-SPEC = "update action_specs set environment = (environment::jsonb || jsonb_build_object('snapshot', $2::text))::json"
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
 
 
@@ -24,12 +23,8 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 async def forking(cpu: Cpu, snapshot: UUID) -> Fence:
     """An environment is being made that shall begin with this snapshot."""
-    action = await cpu.granted(
-        kind="environment.create", trajectory="x", scope="trajectory", environment_id=uuid4(), argv=None
-    )
-    await unguarded(cpu.rows, f"{SPEC} where id = $1", action, str(snapshot))
-    await cpu.offer(action)
-    return (await cpu.executor.next_start()).fence
+    made = {"trajectory": "x", "scope": "trajectory", "environment_id": uuid4()}
+    return await cpu.running(kind="environment.create", snapshot=snapshot, argv=None, **made)
 
 
 async def unguarded(rows: Rows, statement: str, *values: object) -> None:

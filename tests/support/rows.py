@@ -87,6 +87,7 @@ class Rows:
         elastic: Mapping[str, Any] | None = None,
         scope: str = "ephemeral",
         template: str | None = None,
+        snapshot: UUID | None = None,
         argv: tuple[str, ...] = ("true",),
         priority: int = 0,
         **columns: Any,
@@ -94,6 +95,7 @@ class Rows:
         """One action and its spec; `columns` as in `a_row`."""
         row = a_row(**{"project_id": self.project, "queue_id": self.queue} | columns)
         environment = {"scope": scope, "template": template, "idle_ttl_s": 3600, "pids": 64} | dict(demand)
+        environment |= {"snapshot": str(snapshot)} if snapshot is not None else {}
         payload = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
         async with self.pool.acquire() as connection, connection.transaction():
             await _insert(connection, "actions", row)
