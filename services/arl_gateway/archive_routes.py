@@ -44,7 +44,7 @@ async def list_files(
     request: Request,
     path: Where = None,
     recursive: Annotated[bool, Query(description="With all that is in its directories")] = False,
-    cursor: Annotated[str | None, Query(max_length=LONGEST_CURSOR)] = None,
+    cursor: Annotated[str | None, Query(max_length=LONGEST_CURSOR, pattern="^[0-9a-f]*$")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> FilePage:
     """The files in a directory, looked at in their turn among the environment's actions."""

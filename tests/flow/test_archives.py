@@ -159,7 +159,7 @@ async def test_the_list_has_pages(api: httpx.AsyncClient, home: str) -> None:
     top = (await api.get(f"{home}/files", params={"path": "b"})).json()["items"]
     assert [each["path"] for each in top] == ["c"]
     assert (await api.get(f"{home}/files", params={"path": "zz"})).status_code == 404
-    assert (await api.get(f"{home}/files", params={"cursor": "zz"})).status_code == 400
+    assert (await api.get(f"{home}/files", params={"cursor": "616"})).status_code == 400
     too_long = await api.get(f"{home}/files", params={"cursor": "61" * 5000})
     assert (too_long.status_code, too_long.json()["errors"][0]["field"]) == (422, "query.cursor")
 
