@@ -36,12 +36,6 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 
 @pytest_asyncio.fixture
-async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
-    async with system.client() as api:
-        yield api
-
-
-@pytest_asyncio.fixture
 async def home(api: httpx.AsyncClient) -> AsyncIterator[str]:
     """The path of an environment, ended afterwards."""
     path = await made(api)

@@ -24,12 +24,6 @@ async def system(databases: Databases) -> AsyncIterator[System]:
     await databases.drop(owner_url)
 
 
-@pytest_asyncio.fixture
-async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
-    async with system.client() as api:
-        yield api
-
-
 async def made(api: httpx.AsyncClient, **wanted: Any) -> dict[str, Any]:
     answer = await api.post("/v1/environments", json=SMALL | wanted)
     assert answer.status_code == 201, answer.text

@@ -23,12 +23,6 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 
 @pytest_asyncio.fixture
-async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
-    async with system.client() as api:
-        yield api
-
-
-@pytest_asyncio.fixture
 async def tangram(system: System) -> AsyncIterator[AsyncTangram]:
     async with AsyncTangram(system.url, API_KEY) as tangram:
         yield tangram

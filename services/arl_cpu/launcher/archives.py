@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from .syscalls import open_beneath
 from .trees import Entry, Refused, Tree, relative, shown
+from .workspace import mode_of
 
 __all__ = ["DISK_FULL", "MAX_MEMBERS", "Size", "measured", "pack", "unpack"]
 
@@ -262,7 +263,7 @@ class _Taking:
         except OSError:
             raise Refused("invalid", f"it is a hard link to {target!r}, which is not there") from None
         try:
-            if not stat.S_ISREG(_mode_of(there, last) or 0):
+            if not stat.S_ISREG(mode_of(there, last) or 0):
                 raise Refused("invalid", f"it is a hard link to {target!r}, which is no file there")
             if os.path.samestat(os.fstat(there), os.fstat(directory)) and last == name:
                 return
@@ -292,11 +293,11 @@ class _Restoring(_Taking):
 
     def _is_no_directory(self, parent: str, name: str) -> bool:
         with self._within(parent) as directory:
-            found = _mode_of(directory, name)
+            found = mode_of(directory, name)
             return found is not None and not stat.S_ISDIR(found)
 
     def _clear(self, directory: int, name: str, *, only_what_is_in_it: bool, is_file: bool) -> None:
-        found = _mode_of(directory, name)
+        found = mode_of(directory, name)
         if found is None or (is_file and stat.S_ISREG(found)):
             return  # a file is replaced by itself
         if not stat.S_ISDIR(found):
@@ -328,13 +329,6 @@ def _write_all(file: int, block: bytes) -> None:
     view = memoryview(block)
     while view:
         view = view[os.write(file, view) :]
-
-
-def _mode_of(directory: int, name: str) -> int | None:
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return None
 
 
 def _time(member: tarfile.TarInfo) -> float:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from .channel import Channel
 from .syscalls import open_beneath
 
-__all__ = ["FETCH_LIMIT_BYTES", "Workspace"]
+__all__ = ["FETCH_LIMIT_BYTES", "Workspace", "mode_of"]
 
 FETCH_LIMIT_BYTES = 8 << 20
 _UNFINISHED = ".tangram-unfinished"
@@ -40,7 +40,7 @@ class Workspace:
             os.makedirs(f"{self._root}/{parent}", exist_ok=True)
             directory = open_beneath(self._directory, parent or ".", os.O_PATH | os.O_DIRECTORY)
             try:
-                before = _mode_of(directory, name)
+                before = mode_of(directory, name)
                 if before is not None and stat.S_ISLNK(before):
                     self._write_through(relative, content)
                 else:
@@ -79,7 +79,8 @@ class Workspace:
         return relative
 
 
-def _mode_of(directory: int, name: str) -> int | None:
+def mode_of(directory: int, name: str) -> int | None:
+    """None where there is nothing."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
