@@ -21,16 +21,21 @@ __all__ = [
     "Environment",
     "Grant",
     "Plan",
+    "Pod",
     "Pool",
     "Resize",
     "Running",
     "Shape",
+    "TrajectoryName",
     "Waiting",
     "action_part",
     "environment_part",
 ]
 
 Amounts = Mapping[str, int]
+
+TrajectoryName = tuple[int, str]
+"""Task and trajectory: what a persistent environment is called, and a pod."""
 
 ENVIRONMENT_RESOURCES = frozenset({"memory_mib", "disk_mib"})
 """A persistent environment holds these from its first grant until it ends; an exec in it holds the rest."""
@@ -117,6 +122,7 @@ class Waiting:
     deadline: float | None = None
     environment: Environment | None = None
     """None for an ephemeral environment, which is made and ended with the action."""
+    trajectory: TrajectoryName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +136,15 @@ class Running:
     granted: float
     started: float | None = None
     environment: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A trajectory's share of a node, held from its first action until its environment ends."""
+
+    node: int
+    busy: bool
+    """An action of the trajectory has the pod's cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

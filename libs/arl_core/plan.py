@@ -1,9 +1,9 @@
 """A round: which queued actions start now, on which node, with what amounts.
 
-Values in, values out. A policy replaces the order and the amounts; the interface stays.
+Values in, values out. A policy chooses the order and the amounts, and what counts as held; the interface stays.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import merge
 from typing import Protocol
@@ -16,16 +16,18 @@ from arl_core.model import (
     Amounts,
     Grant,
     Plan,
+    Pod,
     Pool,
     Running,
     Shape,
+    TrajectoryName,
     Waiting,
     action_part,
     environment_part,
 )
 from arl_core.waiting import ClassQueue, arrival_order
 
-__all__ = ["ENVIRONMENT_HEADROOM", "FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot", "plan"]
+__all__ = ["ENVIRONMENT_HEADROOM", "FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot"]
 
 ENVIRONMENT_HEADROOM = 8
 """New environments leave one part in so many of a node's memory and disk to actions outside of them."""
@@ -39,53 +41,70 @@ class Snapshot:
     queues: tuple[ClassQueue, ...]
     running: tuple[Running, ...] = ()
     pools: tuple[Pool, ...] = ()
+    pods: Mapping[TrajectoryName, Pod] = field(default_factory=dict)
+    """Of the living trajectories, where a policy gives them pods."""
 
 
 class Policy(Protocol):
-    """Chooses the order of candidates and how much of the elastic resource each gets."""
+    """What starts now, and what it holds. What an action and its environment hold is all that is ever counted."""
 
-    def order(self, snapshot: Snapshot) -> Iterator[Waiting]: ...
+    @property
+    def has_pods(self) -> bool:
+        """Whether it looks at `Snapshot.pods`."""
+        ...
 
-    def width(self, action: Waiting, snapshot: Snapshot) -> Amounts: ...
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """One round. Two actions of one environment are never granted in one."""
+        ...
+
+    def environment_holds(self, amounts: Amounts) -> dict[str, int]:
+        """What a persistent environment holds until it ends, of what its first action was granted."""
+        ...
+
+    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
+        """What a granted action holds besides; `at_home` in a persistent environment, `in_pod` on a pod's cores."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """Arrival order within a priority, at minimum demand."""
+    """Arrival order within a priority, at minimum demand.
 
-    def order(self, snapshot: Snapshot) -> Iterator[Waiting]:
-        return merge(*snapshot.queues, key=arrival_order)
-
-    def width(self, action: Waiting, snapshot: Snapshot) -> Amounts:
-        return action.cls.demand.minimum
-
-
-def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Choose which queued actions start now, on which node, with what amounts.
-
-    Never gives more than a pool has free. An action that fits nowhere stays queued, and does not
-    hold up those behind it. Two actions of one environment are never granted in one round.
+    An action that fits nowhere stays queued, and does not hold up those behind it.
     """
-    free = FreeAmounts.of(snapshot.pools)
-    grants: list[Grant] = []
-    full: set[tuple[int, int | None]] = set()
-    hopeful = {queue.cls.key for queue in snapshot.queues if free.could_fit(queue.cls)}
-    for action in policy.order(snapshot):
-        if not hopeful:
-            break
-        key = action.cls.key
-        pinned = free.node_of(action)
-        if key not in hopeful or (key, pinned) in full:
-            continue
-        grant = free.take(action, policy.width(action, snapshot))
-        if grant is not None:
-            grants.append(grant)
-            continue
-        full.add((key, pinned))
-        if action.environment is None or not free.could_fit(action.cls):
-            # Loose actions of a class are alike: where one fits nowhere, none does.
-            hopeful.discard(key)
-    return Plan(grants=tuple(grants))
+
+    @property
+    def has_pods(self) -> bool:
+        return False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Never gives more than a pool has free."""
+        free = FreeAmounts.of(snapshot.pools)
+        grants: list[Grant] = []
+        full: set[tuple[int, int | None]] = set()
+        hopeful = {queue.cls.key for queue in snapshot.queues if free.could_fit(queue.cls)}
+        for action in merge(*snapshot.queues, key=arrival_order):
+            if not hopeful:
+                break
+            key = action.cls.key
+            pinned = free.node_of(action)
+            if key not in hopeful or (key, pinned) in full:
+                continue
+            grant = free.take(action, action.cls.demand.minimum)
+            if grant is not None:
+                grants.append(grant)
+                continue
+            full.add((key, pinned))
+            if action.environment is None or not free.could_fit(action.cls):
+                # Loose actions of a class are alike: where one fits nowhere, none does.
+                hopeful.discard(key)
+        return Plan(grants=tuple(grants))
+
+    def environment_holds(self, amounts: Amounts) -> dict[str, int]:
+        return environment_part(amounts)
+
+    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
+        return action_part(amounts) if at_home else dict(amounts)
 
 
 @dataclass(slots=True)
@@ -121,7 +140,10 @@ class FreeAmounts:
 
     def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
         pinned = self.node_of(action)
-        needed = amounts if pinned is None else action_part(amounts)
+        return self.place(action, amounts, needed=amounts if pinned is None else action_part(amounts), pinned=pinned)
+
+    def place(self, action: Waiting, amounts: Amounts, *, needed: Amounts, pinned: int | None) -> Grant | None:
+        """Grant `amounts`, of which `needed` are not held yet; on the node `pinned`, or on any that has them."""
         node = self._choose(action, needed, pinned)
         if node is None:
             return None

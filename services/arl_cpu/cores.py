@@ -58,10 +58,14 @@ class _Share:
 
 
 class CoreMap:
-    """Amounts of whole cores get cores of their own; a fraction gets as many as it can use at once, and shares them."""
+    """Amounts of whole cores get cores of their own; a fraction gets as many as it can use at once, and shares them.
 
-    def __init__(self, cores: Iterable[int], nodes: Mapping[int, int] | None = None) -> None:
+    `shared`: every amount gets all cores, and shares them.
+    """
+
+    def __init__(self, cores: Iterable[int], nodes: Mapping[int, int] | None = None, *, shared: bool = False) -> None:
         self._cores = tuple(cores)
+        self._shared = shared
         self._nodes = nodes or {}
         self._exclusive: dict[int, Fence] = {}
         self._shares: dict[Fence, _Share] = {}
@@ -73,6 +77,9 @@ class CoreMap:
 
         What the fence has already stays its own beside the new ones, until `keep_only` says which of them it uses.
         """
+        if self._shared:
+            self._hold(fence, self._cores, cpu_milli)
+            return self._cores
         own = tuple(core for core, holder in self._exclusive.items() if holder == fence)
         had = own or self.cores_of(fence)
         self._unshare(fence)
@@ -109,7 +116,7 @@ class CoreMap:
 
     def _hold(self, fence: Fence, cores: tuple[int, ...], cpu_milli: int) -> None:
         taken = any(self._exclusive.get(core, fence) != fence for core in cores)
-        if _is_whole(cpu_milli) and not taken:
+        if _is_whole(cpu_milli) and not taken and not self._shared:
             self._exclusive |= dict.fromkeys(cores, fence)
         elif cores:
             # A node that holds more than it has shares cores; whose a core is does not change.

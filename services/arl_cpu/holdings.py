@@ -45,10 +45,19 @@ class Change:
 class Holdings:
     """The manager's last word on capacity. Nothing here waits, so no two takes interleave."""
 
-    def __init__(self, capacity: Amounts, cores: tuple[int, ...], nodes: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        capacity: Amounts,
+        cores: tuple[int, ...],
+        nodes: Mapping[int, int] | None = None,
+        *,
+        shares_cores: bool = False,
+    ) -> None:
+        """With `shares_cores` any number of attempts is taken as far as cores go, and each gets all of them."""
+        self._shares_cores = shares_cores
         self._ledger = Ledger()
         self._ledger.set_capacity(_NODE, capacity)
-        self._core_map = CoreMap(cores, nodes)
+        self._core_map = CoreMap(cores, nodes, shared=shares_cores)
         self._attempts: dict[Fence, Attempt] = {}
         self._busy: dict[UUID, Fence] = {}
         self._homes: set[UUID] = set()
@@ -89,7 +98,10 @@ class Holdings:
         if environment is not None and (environment in self._busy or environment in self._ending):
             return False
         living = environment is not None and environment in self._homes
-        if not fits(action_part(attempt.amounts) if living else attempt.amounts, self._ledger.free(_NODE)):
+        needed = action_part(attempt.amounts) if living else dict(attempt.amounts)
+        if self._shares_cores:
+            needed.pop("cpu_milli", None)
+        if not fits(needed, self._ledger.free(_NODE)):
             return False
         self._hold(attempt)
         return True
@@ -109,7 +121,7 @@ class Holdings:
     def begin_resize(self, attempt: Attempt, cpu_milli: int) -> Change | None:
         """Take what it shall have beside what it has; None where that much is not free."""
         growth = cpu_milli - attempt.cpu_milli
-        if growth > max(0, self.free.get("cpu_milli", 0)):
+        if growth > max(0, self.free.get("cpu_milli", 0)) and not self._shares_cores:
             return None
         before = self._core_map.cores_of(attempt.fence)
         cores = self._core_map.assign(attempt.fence, cpu_milli)

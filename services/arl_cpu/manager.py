@@ -61,7 +61,8 @@ class Manager:
         self._failpoints = Failpoints(settings.failpoints)
         self._cores = cores_of(settings)
         self._nodes = {} if settings.driver == "simulated" else numa_nodes_of(self._cores)
-        self._holdings = Holdings(capacity_of(settings, self._cores), self._cores, self._nodes)
+        capacity = capacity_of(settings, self._cores)
+        self._holdings = Holdings(capacity, self._cores, self._nodes, shares_cores=settings.shares_cores)
         self._resizes = Resizes(self._holdings, executor)
         self.transfers = Transfers(executor, self._report)
         how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from arl_core.policies import PolicyName
 from arl_kit.settings import ServiceSettings
 
 __all__ = ["CpuSettings"]
@@ -19,6 +20,7 @@ class CpuSettings(ServiceSettings):
     snapshots_dir: Path | None = Field(default=None, description="Where snapshots lie; without it none are taken")
     snapshots_mib: int = Field(default=10_240, ge=0, description="How much they may be, all of them")
     cpu_cores: int | None = Field(default=None, ge=1, le=4096, description="Offer this many cores instead of all")
+    policy: PolicyName = Field(default=PolicyName.FCFS, description="Under `overcommitted` all actions share all cores")
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
     memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
     node_ttl_s: float = Field(default=10.0, gt=0)
@@ -31,6 +33,11 @@ class CpuSettings(ServiceSettings):
         if self.driver != "simulated" and self.launcher_socket is None:
             raise ValueError("TANGRAM_LAUNCHER_SOCKET is needed unless TANGRAM_DRIVER is `simulated`")
         return self
+
+    @property
+    def shares_cores(self) -> bool:
+        """Cores are not counted: everything is admitted and the kernel divides them."""
+        return self.policy is PolicyName.OVERCOMMITTED
 
     @property
     def url(self) -> str:

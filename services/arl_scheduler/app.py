@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from arl_core.policies import policy_of
 from arl_kit.app import create_app, metrics_of
 from arl_kit.hops import Hops
 from arl_kit.peers import Peers
@@ -25,7 +26,8 @@ def build(settings: SchedulerSettings) -> FastAPI:
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="scheduler")
     metrics = metrics_of("scheduler", store)
-    rounds = Rounds(store, peers, notifier, settings, metrics=metrics)
+    policy = policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli)
+    rounds = Rounds(store, peers, notifier, settings, policy, metrics=metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

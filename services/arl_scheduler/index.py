@@ -8,84 +8,48 @@ import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
 from arl_core.model import (
     ActionClass,
-    Amounts,
     Environment,
     Grant,
+    Pod,
     Pool,
-    Running,
     Shape,
     Waiting,
-    action_part,
-    environment_part,
 )
-from arl_core.plan import Snapshot
+from arl_core.plan import FirstComeFirstServed, Policy, Snapshot
 from arl_core.waiting import WaitingIndex
+from arl_scheduler.homes import Hold, Home, Name
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of
 from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
 
-Name = tuple[int, str]
-"""Queue and trajectory: what a persistent environment is called."""
-
-
-@dataclass(slots=True)
-class _Home:
-    """A persistent environment, from the first action that wants it until its end."""
-
-    name: Name
-    id: UUID
-    node: int | None = None
-    known: bool = False
-    """A poll has read its row."""
-    assumed: bool = False
-    """An action was granted in it, so there may be a row that no poll has read yet."""
-    gone: bool = False
-    deleted: bool = False
-    busy: UUID | None = None
-    """Its granted or running action; at first one at a time."""
-    returning: bool = False
-    """An action of it went back to the queue: until a poll has read that, nobody may overtake it."""
-    line: list[UUID] = field(default_factory=list)
-    """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
-    offered: tuple[UUID, UUID, int | None] | None = None
-    """The candidate, with the environment and node it was offered for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    fence: Fence
-    cls: ActionClass | None
-    node: int
-    amounts: Amounts
-    home: Name | None
-    granted: float
-    started: float | None
-
 
 class Index:
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy | None = None) -> None:
+        self._policy = policy or FirstComeFirstServed()
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
         self._ledger = Ledger()
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
-        self._homes: dict[Name, _Home] = {}
-        self._holds: dict[UUID, _Hold] = {}
+        self._homes: dict[Name, Home] = {}
+        self._holds: dict[UUID, Hold] = {}
         self._classes: dict[int, ActionClass] = {}
         self._deadlines: list[tuple[float, UUID]] = []
         self._living: Counter[int | None] | None = None
         """How many homes each node has; counted anew after one came, moved or went."""
         self._tombstones: set[Name] = set()
         """Homes that are gone and whose names are taken still."""
+        self._lent: Counter[Name] = Counter()
+        """Pods whose cores an ephemeral action uses."""
         self._to_confirm: set[Name] = set()
         self._confirming: set[Name] = set()
         self._returning: set[Name] = set()
@@ -126,7 +90,8 @@ class Index:
         for grant in grants:
             action = self._queued[grant.fence.action_id]
             name = self._home_of.get(grant.fence.action_id)
-            self._hold(_Hold(grant.fence, action.cls, grant.node, grant.amounts, name, now, None))
+            pod = self._pod_for(action.trajectory, action.cls.shape) if name is None else None
+            self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, now, None, pod))
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -184,13 +149,14 @@ class Index:
         return Snapshot(
             now=now,
             queues=tuple(self._waiting.queues()),
-            running=tuple(_running(hold) for hold in self._holds.values()),
+            running=tuple(hold.running() for hold in self._holds.values()),
             pools=tuple(
                 self._pool(
                     node, alive=now - max(node.last_sign, watching_since) <= silent_after_s, homes=homes[node.id]
                 )
                 for node in self.nodes.values()
             ),
+            pods=self._pods() if self._policy.has_pods else {},
         )
 
     def is_live(self, environment: UUID | None, name: Name | None) -> bool:
@@ -217,12 +183,13 @@ class Index:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""
         return [action_id for home in self._waited_for_tombstones() if home.busy is None for action_id in home.line]
 
-    def _waited_for_tombstones(self) -> list[_Home]:
+    def _waited_for_tombstones(self) -> list[Home]:
         homes = (self._homes[name] for name in self._tombstones)
         return sorted((home for home in homes if home.line), key=lambda home: home.name)
 
     def _queue(self, row: QueuedAction) -> None:
-        name = (row.queue_id, row.trajectory) if row.environment["scope"] == "trajectory" and row.trajectory else None
+        trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
+        name = trajectory if row.environment["scope"] == "trajectory" else None
         action = Waiting(
             id=row.id,
             cls=self._class_of(row),
@@ -231,6 +198,7 @@ class Index:
             grant_no=row.grant_no,
             priority=row.priority,
             deadline=row.deadline,
+            trajectory=trajectory,
         )
         self._queued[row.id] = action
         if row.deadline is not None:
@@ -239,7 +207,7 @@ class Index:
             self._waiting.add(action)
             return
         self._home_of[row.id] = name
-        home = self._homes.setdefault(name, _Home(name, row.environment_id or uuid4()))
+        home = self._homes.setdefault(name, Home(name, row.environment_id or uuid4()))
         insort(home.line, row.id)
         self._promote(home)
 
@@ -249,7 +217,7 @@ class Index:
             known = self._classes[row.class_key] = class_of(row)
         return known
 
-    def _promote(self, home: _Home) -> None:
+    def _promote(self, home: Home) -> None:
         """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
         if home.gone and home.deleted and home.busy is None:
             home.id, home.node = uuid4(), None
@@ -281,24 +249,29 @@ class Index:
             home.offered = None
         self._promote(home)
 
-    def _hold(self, hold: _Hold) -> None:
+    def _hold(self, hold: Hold) -> None:
         action_id = hold.fence.action_id
         self._holds[action_id] = hold
+        at_home, in_pod = hold.home is not None, hold.pod is not None
+        held = self._policy.action_holds(hold.amounts, at_home=at_home, in_pod=in_pod)
+        self._ledger.take(action_id, hold.node, held)
+        if hold.pod is not None:
+            self._lent[hold.pod] += 1
         if hold.home is None:
-            self._ledger.take(action_id, hold.node, hold.amounts)
             return
-        self._ledger.take(action_id, hold.node, action_part(hold.amounts))
         home = self._homes[hold.home]
         if home.node is None:
             home.node, home.assumed = hold.node, True
             self._living = None
-            self._ledger.take(home.id, hold.node, environment_part(hold.amounts))
+            self._ledger.take(home.id, hold.node, self._policy.environment_holds(hold.amounts))
         home.busy = action_id
         self._promote(home)
 
     def _release(self, action_id: UUID) -> None:
         hold = self._holds.pop(action_id)
         self._ledger.release(action_id)
+        if hold.pod is not None:
+            self._lent[hold.pod] -= 1
         home = self._homes.get(hold.home) if hold.home is not None else None
         if home is None or home.busy != action_id:
             return
@@ -324,11 +297,13 @@ class Index:
         self._forget_queued(row.fence.action_id)
         name = (row.queue_id, row.trajectory) if row.environment is not None and row.trajectory is not None else None
         if name is not None and row.environment is not None:
-            home = self._homes.setdefault(name, _Home(name, row.environment))
+            home = self._homes.setdefault(name, Home(name, row.environment))
             if not home.known:
                 home.id = row.environment
         cls = self._classes.get(row.class_key)
-        self._hold(_Hold(row.fence, cls, row.node, row.amounts, name, row.granted, row.started))
+        trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
+        pod = self._pod_for(trajectory, cls.shape if cls is not None else Shape.DIVISIBLE) if name is None else None
+        self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.granted, row.started, pod))
 
     def _learn_environment(self, row: EnvironmentRow) -> None:
         name = (row.queue_id, row.trajectory)
@@ -336,7 +311,7 @@ class Index:
         if home is None and row.gone and row.deleted:
             return
         if home is None:
-            home = self._homes.setdefault(name, _Home(name, row.id))
+            home = self._homes.setdefault(name, Home(name, row.id))
         if home.id != row.id:
             if home.known or home.busy is not None or (row.gone and row.deleted):
                 return
@@ -348,10 +323,25 @@ class Index:
         if row.gone:
             self._ledger.release(home.id)
         else:
-            self._ledger.take(home.id, row.node, {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib})
+            amounts = {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
+            self._ledger.take(home.id, row.node, self._policy.environment_holds(amounts))
         if row.gone and row.deleted:
             home.known = home.assumed = False
         self._promote(home)
+
+    def _pods(self) -> dict[Name, Pod]:
+        return {
+            name: Pod(home.node, busy=home.busy is not None or self._lent[name] > 0)
+            for name, home in self._homes.items()
+            if home.node is not None and not home.gone
+        }
+
+    def _pod_for(self, trajectory: Name | None, shape: Shape) -> Name | None:
+        """The pod on whose cores an action runs that does not live there."""
+        if trajectory is None or shape is not Shape.DIVISIBLE or not self._policy.has_pods:
+            return None
+        home = self._homes.get(trajectory)
+        return home.name if home is not None and home.node is not None and not home.gone else None
 
     def _pool(self, node: NodeRow, *, alive: bool, homes: int) -> Pool:
         return Pool(
@@ -364,14 +354,3 @@ class Index:
             enforces=node.enforces,
             environments=homes,
         )
-
-
-def _running(hold: _Hold) -> Running:
-    return Running(
-        fence=hold.fence,
-        cls=hold.cls,
-        node=hold.node,
-        amounts=hold.amounts,
-        granted=hold.granted,
-        started=hold.started,
-    )

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_core.model import Grant
-from arl_core.plan import FirstComeFirstServed, Policy, plan
+from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
 from arl_core.states import Outcome
 from arl_kit.failpoints import Failpoints
@@ -163,7 +163,7 @@ class Rounds:
         index.freed(freed, requeued=requeued)
 
     async def _poll(self) -> Index:
-        index = self._index or Index()
+        index = self._index or Index(self._policy)
         rebuilding = self._index is None
         index.poll_begins()
         with self._metrics.polls.time():
@@ -271,7 +271,7 @@ class Rounds:
         snapshot = index.snapshot(
             now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since
         )
-        decided = plan(snapshot, self._policy).grants[: self._settings.round_limit]
+        decided = self._policy.plan(snapshot).grants[: self._settings.round_limit]
         if not decided:
             return False
         epochs = {node.id: node.epoch for node in index.nodes.values()}

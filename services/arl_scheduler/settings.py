@@ -1,5 +1,6 @@
 from pydantic import Field
 
+from arl_core.policies import PolicyName
 from arl_kit.settings import ServiceSettings
 
 __all__ = ["SchedulerSettings"]
@@ -7,6 +8,13 @@ __all__ = ["SchedulerSettings"]
 
 class SchedulerSettings(ServiceSettings):
     cell: str = Field(default="default", description="One leader per cell")
+    policy: PolicyName = Field(default=PolicyName.FCFS, description="Who starts when, and what it holds")
+    pod_cores: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=4096,
+        description="Of a trajectory's pod: static, overcommitted",
+    )
     leader_ttl_s: float = Field(default=10.0, gt=0)
     node_ttl_s: float = Field(default=10.0, gt=0, description="A node silent for longer loses its grants")
     node_away_s: float = Field(default=300.0, gt=0, description="A node away for longer loses its environments")
@@ -18,3 +26,7 @@ class SchedulerSettings(ServiceSettings):
     rebuild_page: int = Field(
         default=2000, ge=1, le=100_000, description="Queued rows that a new leader reads in one statement"
     )
+
+    @property
+    def pod_cpu_milli(self) -> int:
+        return round(1000 * self.pod_cores)

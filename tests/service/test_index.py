@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from arl_core.fence import Fence
 from arl_core.model import Amounts, Environment, Grant
-from arl_core.plan import FirstComeFirstServed, plan
+from arl_core.plan import FirstComeFirstServed
 from arl_core.states import State
 from arl_scheduler.index import Index
 from arl_scheduler.repository import poll
@@ -37,7 +37,7 @@ def an_index(*queued: QueuedAction) -> Index:
 def a_round(index: Index) -> tuple[Grant, ...]:
     """What a round grants; Postgres agrees with all of it."""
     snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
-    grants = plan(snapshot, FirstComeFirstServed()).grants
+    grants = FirstComeFirstServed().plan(snapshot).grants
     index.granted(grants, now=NOW)
     return grants
 
@@ -135,7 +135,7 @@ class TestHints:
         index.freed([first.fence])
         index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)]))
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
-        again = [grant.fence for grant in plan(snapshot, FirstComeFirstServed()).grants]
+        again = [grant.fence for grant in FirstComeFirstServed().plan(snapshot).grants]
         assert again == [Fence(numbered(1), 2), Fence(numbered(2), 1)]
 
     def test_a_poll_corrects_what_no_hint_told(self) -> None:
@@ -213,7 +213,7 @@ class TestEnvironments:
         index.poll_begins()
         index.reconcile(a_poll(queued=[requeued], nodes=nodes))
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=0.0)
-        assert [grant.node for grant in plan(snapshot, FirstComeFirstServed()).grants] == [2]
+        assert [grant.node for grant in FirstComeFirstServed().plan(snapshot).grants] == [2]
 
     def test_an_action_goes_where_its_environment_lives(self) -> None:
         environment = uuid4()
@@ -312,7 +312,7 @@ class LeaderAndRows(RuleBasedStateMachine):
     @rule()
     def round(self) -> None:
         snapshot = self.index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
-        decided = plan(snapshot, FirstComeFirstServed()).grants
+        decided = FirstComeFirstServed().plan(snapshot).grants
         taken = [grant for grant in decided if self.rows.take(grant)]
         assert len(taken) == len(decided)
         self.index.granted(taken, now=NOW)

@@ -68,6 +68,10 @@ class TestCoreMap:
     def test_a_fraction_gets_as_many_cores_as_it_can_use_at_once(self, cpu_milli: int, count: int) -> None:
         assert len(CoreMap(range(8)).assign(a_fence(1), cpu_milli)) == count
 
+    def test_where_cores_are_shared_everyone_has_all_of_them(self) -> None:
+        cores = CoreMap(range(4), shared=True)
+        assert [cores.assign(a_fence(number), 2000) for number in range(5)] == [(0, 1, 2, 3)] * 5
+
     def test_fractions_share_only_when_every_core_has_one(self) -> None:
         cores = CoreMap(range(2))
         first, second = cores.assign(a_fence(1), 500), cores.assign(a_fence(2), 300)

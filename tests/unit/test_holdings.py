@@ -33,6 +33,12 @@ def holdings_with(*attempts: Attempt) -> Holdings:
     return holdings
 
 
+def test_where_cores_are_shared_only_the_rest_is_counted() -> None:
+    holdings = Holdings({"cpu_milli": 1000, "memory_mib": 100}, (0,), shares_cores=True)
+    amounts = {"cpu_milli": 1000, "memory_mib": 40}
+    assert [holdings.take(Attempt(Fence(numbered(each), 1), amounts, None)) for each in range(3)] == [True, True, False]
+
+
 class TestResize:
     def test_a_shrink_frees_nothing_before_it_is_confirmed(self) -> None:
         attempt = an_attempt(6000)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arl_core.model import Environment, Shape
-from arl_core.plan import FirstComeFirstServed, plan
+from arl_core.plan import FirstComeFirstServed
 from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
 FCFS = FirstComeFirstServed()
@@ -14,36 +14,36 @@ FCFS = FirstComeFirstServed()
 class TestPlan:
     def test_an_action_that_fits_nowhere_stays_queued(self) -> None:
         snapshot = a_snapshot(queued=[an_action(1, cpu_milli=8000)], pools=[a_pool(cpu_milli=4000)])
-        assert plan(snapshot, FCFS).grants == ()
+        assert FCFS.plan(snapshot).grants == ()
 
     def test_an_action_that_fits_nowhere_holds_up_nobody(self) -> None:
         snapshot = a_snapshot(queued=[an_action(1, cpu_milli=8000), an_action(2, cpu_milli=1000)], pools=[a_pool()])
-        assert [grant.fence.action_id for grant in plan(snapshot, FCFS).grants] == [numbered(2)]
+        assert [grant.fence.action_id for grant in FCFS.plan(snapshot).grants] == [numbered(2)]
 
     def test_who_came_first_is_served_first(self) -> None:
         queued = [an_action(number, cls=a_class(number % 3)) for number in (5, 3, 1, 4, 2)]
-        grants = plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=3000)]), FCFS).grants
+        grants = FCFS.plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=3000)])).grants
         assert [grant.fence.action_id for grant in grants] == [numbered(1), numbered(2), numbered(3)]
 
     def test_a_higher_priority_goes_first(self) -> None:
         queued = [an_action(1), an_action(2, priority=1)]
-        grants = plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), FCFS).grants
+        grants = FCFS.plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)])).grants
         assert [grant.fence.action_id for grant in grants] == [numbered(2)]
 
     def test_an_elastic_action_gets_its_minimum(self) -> None:
-        (grant,) = plan(a_snapshot(queued=[an_action(1, cpu_milli=1000)], pools=[a_pool(cpu_milli=64000)]), FCFS).grants
+        (grant,) = FCFS.plan(a_snapshot(queued=[an_action(1, cpu_milli=1000)], pools=[a_pool(cpu_milli=64000)])).grants
         assert grant.amounts == {"cpu_milli": 1000}
 
     def test_the_fence_rises_with_the_grant(self) -> None:
-        (grant,) = plan(a_snapshot(queued=[replace(an_action(1), grant_no=4)], pools=[a_pool()]), FCFS).grants
+        (grant,) = FCFS.plan(a_snapshot(queued=[replace(an_action(1), grant_no=4)], pools=[a_pool()])).grants
         assert grant.fence.grant_no == 5
 
     def test_a_node_that_does_not_accept_gets_nothing(self) -> None:
-        assert plan(a_snapshot(queued=[an_action(1)], pools=[a_pool(accepting=False)]), FCFS).grants == ()
+        assert FCFS.plan(a_snapshot(queued=[an_action(1)], pools=[a_pool(accepting=False)])).grants == ()
 
     def test_the_fullest_node_that_fits_is_chosen_for_a_loose_action(self) -> None:
         pools = [a_pool(1, cpu_milli=8000), a_pool(2, cpu_milli=8000, free={"cpu_milli": 2000})]
-        (grant,) = plan(a_snapshot(queued=[an_action(1)], pools=pools), FCFS).grants
+        (grant,) = FCFS.plan(a_snapshot(queued=[an_action(1)], pools=pools)).grants
         assert grant.node == 2
 
 
@@ -51,76 +51,76 @@ class TestEnvironments:
     def test_a_pinned_action_waits_for_its_node(self) -> None:
         pinned = an_action(1, environment=Environment(id=numbered(100), node=1))
         pools = [a_pool(1, cpu_milli=1000, free={"cpu_milli": 0}), a_pool(2)]
-        assert plan(a_snapshot(queued=[pinned], pools=pools), FCFS).grants == ()
+        assert FCFS.plan(a_snapshot(queued=[pinned], pools=pools)).grants == ()
 
     def test_a_pinned_action_that_waits_holds_up_nobody_of_its_class(self) -> None:
         cls = a_class()
         first = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=1))
         second = an_action(2, cls=cls, environment=Environment(id=numbered(101), node=2))
         pools = [a_pool(1, cpu_milli=1000, free={"cpu_milli": 0}), a_pool(2)]
-        assert [grant.node for grant in plan(a_snapshot(queued=[first, second], pools=pools), FCFS).grants] == [2]
+        assert [grant.node for grant in FCFS.plan(a_snapshot(queued=[first, second], pools=pools)).grants] == [2]
 
     def test_an_exec_in_a_living_environment_demands_no_memory(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=512)
         action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=1))
         pool = a_pool(cpu_milli=1000, memory_mib=512, free={"cpu_milli": 1000, "memory_mib": 0})
-        assert len(plan(a_snapshot(queued=[action], pools=[pool]), FCFS).grants) == 1
+        assert len(FCFS.plan(a_snapshot(queued=[action], pools=[pool])).grants) == 1
 
     def test_a_new_environment_demands_its_memory(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=512)
         action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=None))
         pool = a_pool(cpu_milli=1000, memory_mib=512, free={"cpu_milli": 1000, "memory_mib": 100})
-        assert plan(a_snapshot(queued=[action], pools=[pool]), FCFS).grants == ()
+        assert FCFS.plan(a_snapshot(queued=[action], pools=[pool])).grants == ()
 
     def test_a_new_environment_goes_where_fewest_live(self) -> None:
         action = an_action(1, environment=Environment(id=numbered(100), node=None))
-        (grant,) = plan(a_snapshot(queued=[action], pools=[a_pool(1, environments=3), a_pool(2)]), FCFS).grants
+        (grant,) = FCFS.plan(a_snapshot(queued=[action], pools=[a_pool(1, environments=3), a_pool(2)])).grants
         assert (grant.node, grant.environment) == (2, numbered(100))
 
     def test_environments_leave_memory_to_what_their_trajectories_wait_for(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=100)
         fresh = [an_action(n, cls=cls, environment=Environment(id=numbered(100 + n), node=None)) for n in range(1, 12)]
         pool = a_pool(cpu_milli=64000, memory_mib=800)
-        granted = plan(a_snapshot(queued=fresh, pools=[pool]), FCFS).grants
+        granted = FCFS.plan(a_snapshot(queued=fresh, pools=[pool])).grants
         assert len(granted) == 7
         scoring = an_action(50, cpu_milli=1000, memory_mib=100)
         left = a_pool(cpu_milli=1000, memory_mib=800, free={"cpu_milli": 1000, "memory_mib": 100}, environments=7)
-        assert len(plan(a_snapshot(queued=[*fresh[7:], scoring], pools=[left]), FCFS).grants) == 1
+        assert len(FCFS.plan(a_snapshot(queued=[*fresh[7:], scoring], pools=[left])).grants) == 1
 
     def test_a_single_environment_may_have_all_memory(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=800)
         action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=None))
-        assert len(plan(a_snapshot(queued=[action], pools=[a_pool(cpu_milli=1000, memory_mib=800)]), FCFS).grants) == 1
+        assert len(FCFS.plan(a_snapshot(queued=[action], pools=[a_pool(cpu_milli=1000, memory_mib=800)])).grants) == 1
 
 
 class TestShapes:
     def test_a_group_is_aligned_and_whole(self) -> None:
         pool = a_pool(shape=Shape.GROUP, gpu=8, free={"gpu": 5}, devices=(1, 2, 3, 6, 7))
         action = an_action(1, cls=a_class(shape=Shape.GROUP, gpu=2))
-        (grant,) = plan(a_snapshot(queued=[action], pools=[pool]), FCFS).grants
+        (grant,) = FCFS.plan(a_snapshot(queued=[action], pools=[pool])).grants
         assert grant.devices == (2, 3)
 
     def test_scattered_devices_are_no_group(self) -> None:
         pool = a_pool(shape=Shape.GROUP, gpu=8, free={"gpu": 4}, devices=(1, 3, 5, 7))
         assert (
-            plan(a_snapshot(queued=[an_action(1, cls=a_class(shape=Shape.GROUP, gpu=2))], pools=[pool]), FCFS).grants
+            FCFS.plan(a_snapshot(queued=[an_action(1, cls=a_class(shape=Shape.GROUP, gpu=2))], pools=[pool])).grants
             == ()
         )
 
     def test_two_groups_of_one_round_are_disjoint(self) -> None:
         pool = a_pool(shape=Shape.GROUP, gpu=4, devices=range(4))
         queued = [an_action(number, cls=a_class(shape=Shape.GROUP, gpu=2)) for number in (1, 2, 3)]
-        grants = plan(a_snapshot(queued=queued, pools=[pool]), FCFS).grants
+        grants = FCFS.plan(a_snapshot(queued=queued, pools=[pool])).grants
         assert [grant.devices for grant in grants] == [(0, 1), (2, 3)]
 
     def test_a_quota_is_counted(self) -> None:
         pool = a_pool(shape=Shape.QUOTA, concurrency=2)
         queued = [an_action(number, cls=a_class(shape=Shape.QUOTA, concurrency=1)) for number in (1, 2, 3)]
-        assert len(plan(a_snapshot(queued=queued, pools=[pool]), FCFS).grants) == 2
+        assert len(FCFS.plan(a_snapshot(queued=queued, pools=[pool])).grants) == 2
 
     def test_an_action_of_one_shape_is_not_placed_on_another(self) -> None:
         pool = a_pool(shape=Shape.QUOTA, cpu_milli=8000)
-        assert plan(a_snapshot(queued=[an_action(1)], pools=[pool]), FCFS).grants == ()
+        assert FCFS.plan(a_snapshot(queued=[an_action(1)], pools=[pool])).grants == ()
 
 
 @given(
@@ -135,7 +135,7 @@ def test_no_pool_ever_gives_more_than_it_has_and_nothing_that_fits_is_left(
         for number, (cpu, memory, priority) in enumerate(demands, 1)
     ]
     free = [a_pool(node, cpu_milli=cpu, memory_mib=memory) for node, (cpu, memory) in enumerate(pools, 1)]
-    decided = plan(a_snapshot(queued=queued, pools=free), FCFS)
+    decided = FCFS.plan(a_snapshot(queued=queued, pools=free))
     left = {pool.node: Counter(pool.free) for pool in free}
     for grant in decided.grants:
         left[grant.node].subtract(grant.amounts)
@@ -156,6 +156,6 @@ def test_the_order_of_insertion_decides_nothing(order: list[int]) -> None:
         return [an_action(number, cls=a_class(number % 3), submitted=float(number // 4)) for number in numbers]
 
     pools = [a_pool(1, cpu_milli=3000), a_pool(2, cpu_milli=2000)]
-    first = plan(a_snapshot(queued=actions(order), pools=pools), FCFS)  # type: ignore[arg-type]
-    second = plan(a_snapshot(queued=actions(sorted(order)), pools=pools), FCFS)  # type: ignore[arg-type]
+    first = FCFS.plan(a_snapshot(queued=actions(order), pools=pools))  # type: ignore[arg-type]
+    second = FCFS.plan(a_snapshot(queued=actions(sorted(order)), pools=pools))  # type: ignore[arg-type]
     assert first == second

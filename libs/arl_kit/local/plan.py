@@ -30,7 +30,8 @@ _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-laun
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {
     "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
-    "cpu": ("TANGRAM_SNAPSHOTS_MIB",),
+    "cpu": ("TANGRAM_SNAPSHOTS_MIB", "TANGRAM_POLICY"),
+    "scheduler": ("TANGRAM_POLICY", "TANGRAM_POD_CORES"),
     "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S", "TANGRAM_MAX_ARCHIVE_MIB"),
 }
 """What the user's environment may set for each service."""

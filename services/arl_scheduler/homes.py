@@ -1,0 +1,57 @@
+"""What the index remembers of an environment and of a grant."""
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Amounts, Running, TrajectoryName
+
+__all__ = ["Hold", "Home", "Name"]
+
+Name = TrajectoryName
+
+
+@dataclass(slots=True)
+class Home:
+    """A persistent environment, from the first action that wants it until its end."""
+
+    name: Name
+    id: UUID
+    node: int | None = None
+    known: bool = False
+    """A poll has read its row."""
+    assumed: bool = False
+    """An action was granted in it, so there may be a row that no poll has read yet."""
+    gone: bool = False
+    deleted: bool = False
+    busy: UUID | None = None
+    """Its granted or running action; at first one at a time."""
+    returning: bool = False
+    """An action of it went back to the queue: until a poll has read that, nobody may overtake it."""
+    line: list[UUID] = field(default_factory=list)
+    """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
+    offered: tuple[UUID, UUID, int | None] | None = None
+    """The candidate, with the environment and node it was offered for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    fence: Fence
+    cls: ActionClass | None
+    node: int
+    amounts: Amounts
+    home: Name | None
+    granted: float
+    started: float | None
+    pod: Name | None = None
+    """Whose cores it uses, without living there."""
+
+    def running(self) -> Running:
+        return Running(
+            fence=self.fence,
+            cls=self.cls,
+            node=self.node,
+            amounts=self.amounts,
+            granted=self.granted,
+            started=self.started,
+        )

@@ -1,0 +1,163 @@
+"""Static provisioning in the scheduler's memory: what a pod holds, and for how long."""
+
+from dataclasses import replace
+
+from arl_core.fence import Fence
+from arl_core.model import Amounts, Grant, Pod, Shape
+from arl_core.pods import StaticPods
+from arl_scheduler.index import Index
+from arl_wire.internal import QueuedAction
+from support.builders import (
+    a_class,
+    a_held_action,
+    a_node_row,
+    a_poll,
+    a_pool,
+    a_queued_row,
+    a_snapshot,
+    an_action,
+    an_environment_row,
+    numbered,
+)
+
+NOW = 1000.0
+
+
+def an_index(policy: StaticPods, *queued: QueuedAction) -> Index:
+    """One node of two cores and 1000 MiB, known by a first poll."""
+    index = Index(policy)
+    index.reconcile(a_poll(queued=queued))
+    return index
+
+
+def a_round(index: Index, policy: StaticPods) -> tuple[Grant, ...]:
+    grants = policy.plan(index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)).grants
+    index.granted(grants, now=NOW)
+    return grants
+
+
+def free(index: Index) -> Amounts:
+    (pool,) = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).pools
+    return pool.free
+
+
+def ids(grants: tuple[Grant, ...]) -> list[int]:
+    return [grant.fence.action_id.int for grant in grants]
+
+
+class TestAsSized:
+    POLICY = StaticPods(2000)
+
+    def test_a_trajectory_keeps_its_cores_between_its_actions(self) -> None:
+        index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
+        (grant,) = a_round(index, self.POLICY)
+        assert grant.amounts["cpu_milli"] == 2000
+        index.freed([grant.fence])
+        assert free(index)["cpu_milli"] == 0
+        index.admit([a_queued_row(2, trajectory="b", persistent=True), a_queued_row(3)])
+        assert a_round(index, self.POLICY) == ()
+
+    def test_its_next_action_needs_no_more(self) -> None:
+        index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
+        index.freed([grant.fence for grant in a_round(index, self.POLICY)])
+        index.admit([a_queued_row(2, trajectory="a", persistent=True)])
+        assert ids(a_round(index, self.POLICY)) == [2]
+        assert free(index)["cpu_milli"] == 0
+
+    def test_its_end_lets_the_next_trajectory_in(self) -> None:
+        index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
+        (grant,) = a_round(index, self.POLICY)
+        index.freed([grant.fence])
+        index.admit([a_queued_row(2, trajectory="b", persistent=True)])
+        assert grant.environment is not None
+        ended = an_environment_row(grant.environment, "a", gone=True, deleted=True)
+        index.poll_begins()
+        index.reconcile(a_poll(environments=[ended]))
+        assert ids(a_round(index, self.POLICY)) == [2]
+
+    def test_what_it_does_elsewhere_runs_on_its_pods_cores_one_at_a_time(self) -> None:
+        index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
+        index.freed([grant.fence for grant in a_round(index, self.POLICY)])
+        index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="a")])
+        (second,) = a_round(index, self.POLICY)
+        assert (ids((second,)), second.environment, second.amounts["cpu_milli"]) == ([2], None, 2000)
+        assert a_round(index, self.POLICY) == ()
+        index.freed([second.fence])
+        assert ids(a_round(index, self.POLICY)) == [3]
+
+    def test_the_trajectory_waits_while_something_of_it_runs_elsewhere(self) -> None:
+        index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
+        index.freed([grant.fence for grant in a_round(index, self.POLICY)])
+        index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="a", persistent=True)])
+        assert ids(a_round(index, self.POLICY)) == [2]
+
+    def test_an_action_outside_of_a_trajectory_is_a_pod_for_its_own_life(self) -> None:
+        index = an_index(self.POLICY, a_queued_row(1))
+        (grant,) = a_round(index, self.POLICY)
+        assert (grant.amounts["cpu_milli"], free(index)["cpu_milli"]) == (2000, 0)
+        index.freed([grant.fence])
+        assert free(index)["cpu_milli"] == 2000
+
+    def test_what_needs_no_cores_gets_none_and_opens_the_pod_all_the_same(self) -> None:
+        creation = a_queued_row(1, trajectory="a", persistent=True, class_key=2, demand={"memory_mib": 100})
+        index = an_index(self.POLICY, creation)
+        (grant,) = a_round(index, self.POLICY)
+        assert ("cpu_milli" in grant.amounts, free(index)["cpu_milli"]) == (False, 0)
+
+    def test_a_new_leader_finds_the_pods_again(self) -> None:
+        index = Index(self.POLICY)
+        environment = an_environment_row(numbered(100), "a")
+        running = a_held_action(
+            Fence(numbered(1), 1),
+            trajectory="a",
+            amounts={"cpu_milli": 2000, "memory_mib": 100, "disk_mib": 10},
+            environment=numbered(100),
+        )
+        judging = a_held_action(Fence(numbered(2), 1), trajectory="a", amounts={"cpu_milli": 2000, "memory_mib": 100})
+        index.reconcile(a_poll(held=[running], environments=[environment]))
+        assert free(index) == {"cpu_milli": 0, "memory_mib": 900, "disk_mib": 990}
+        index.reconcile(a_poll(held=[judging], environments=[environment]))
+        assert free(index) == {"cpu_milli": 0, "memory_mib": 800, "disk_mib": 990}
+
+
+class TestShrunk:
+    def test_small_pods_let_every_trajectory_in(self) -> None:
+        policy = StaticPods(250)
+        rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 9)]
+        index = an_index(policy, *rows)
+        grants = a_round(index, policy)
+        assert len(grants) == 8
+        assert {grant.amounts["cpu_milli"] for grant in grants} == {250}
+        assert free(index)["cpu_milli"] == 0
+
+
+class TestOvercommitted:
+    POLICY = StaticPods(2000, overcommitted=True)
+
+    def test_every_trajectory_is_let_in_at_its_size(self) -> None:
+        rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 9)]
+        index = an_index(self.POLICY, *rows, a_queued_row(9))
+        grants = a_round(index, self.POLICY)
+        assert len(grants) == 9
+        assert {grant.amounts["cpu_milli"] for grant in grants} == {2000}
+
+    def test_memory_still_counts(self) -> None:
+        rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 20)]
+        index = an_index(self.POLICY, *rows)
+        assert len(a_round(index, self.POLICY)) == 8
+
+
+def test_a_trajectory_whose_node_is_closed_waits_there() -> None:
+    policy = StaticPods(1000)
+    index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
+    index.freed([grant.fence for grant in a_round(index, policy)])
+    index.admit([a_queued_row(2, trajectory="a", persistent=True)])
+    index.reconcile(a_poll(nodes=[a_node_row(closed=True), a_node_row(2)]))
+    assert a_round(index, policy) == ()
+
+
+def test_slots_of_a_service_are_no_pods_business() -> None:
+    score = replace(an_action(1, cls=a_class(shape=Shape.QUOTA, slots=1)), trajectory=(1, "a"))
+    snapshot = a_snapshot(queued=[score], pools=[a_pool(2, shape=Shape.QUOTA, slots=64)])
+    (grant,) = StaticPods(1000).plan(replace(snapshot, pods={(1, "a"): Pod(1, busy=True)})).grants
+    assert (grant.node, grant.amounts) == (2, {"slots": 1})
