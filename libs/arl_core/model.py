@@ -158,6 +158,8 @@ class Pool:
     free: Amounts
     accepting: bool = True
     """False while cordoned, draining or without a lease: nothing new is placed here."""
+    serving: bool = True
+    """What lives here may go on; False without a lease and past the deadline of a drain."""
     environments: int = 0
     enforces: frozenset[str] = frozenset()
     free_devices: tuple[int, ...] = ()

@@ -136,7 +136,7 @@ class FreeAmounts:
     def could_fit(self, cls: ActionClass) -> bool:
         """Whether any pool still has what even an action in a living environment needs."""
         needed = action_part(cls.demand.minimum)
-        return any(pool.accepting and self._fits(node, cls, needed) for node, pool in self.pools.items())
+        return any(pool.serving and self._fits(node, cls, needed) for node, pool in self.pools.items())
 
     def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
         pinned = self.node_of(action)
@@ -173,8 +173,8 @@ class FreeAmounts:
 
     def _candidates(self, pinned: int | None) -> Iterable[int]:
         if pinned is not None:
-            return (pinned,) if pinned in self.pools and self.pools[pinned].accepting else ()
-        return (node for node, pool in self.pools.items() if pool.accepting)
+            return (pinned,) if pinned in self.pools and self.pools[pinned].serving else ()
+        return (node for node, pool in self.pools.items() if pool.accepting and pool.serving)
 
     def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
         pool = self.pools[node]

@@ -17,6 +17,8 @@ class NodeLease:
     node: int
     epoch: UUID
     silent_s: float
+    drained: bool = False
+    """The deadline by which it was to be empty has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Verdict:
 
 
 def reclaim(held: Iterable[HeldRow], leases: Mapping[int, NodeLease], *, ttl_s: float) -> tuple[Verdict, ...]:
-    """Verdicts for held rows whose node lost its lease or came back as another.
+    """Verdicts for held rows whose node lost its lease, came back as another or was to be empty by now.
 
     A lapsed lease loses grants, not environments: what runs in a persistent environment stays
     `running` until its node returns or the environment is lost. Run again in an empty environment
@@ -56,17 +58,21 @@ def reclaim(held: Iterable[HeldRow], leases: Mapping[int, NodeLease], *, ttl_s: 
 def _verdict(row: HeldRow, lease: NodeLease | None, ttl_s: float) -> Verdict | None:
     replaced = lease is None or lease.epoch != row.node_epoch
     lapsed = lease is None or lease.silent_s > ttl_s
-    environment_gone = row.environment is not None and (replaced or not row.environment_live)
-    if not replaced and not lapsed and not environment_gone:
+    drained = lease is not None and lease.drained
+    environment_live = row.environment_live and not drained
+    environment_gone = row.environment is not None and (replaced or not environment_live)
+    over = replaced or lapsed or drained
+    if not over and not environment_gone:
         return None
+    reason = "node_drained" if drained and not replaced and not lapsed else "node_lost"
     if row.state is State.GRANTED:
-        if environment_gone and not row.environment_live:
+        if environment_gone and not environment_live:
             return Verdict(row.fence, requeue=False, failed=False, reason="environment_lost")
-        return Verdict(row.fence, requeue=True, failed=False, reason="node_lost") if replaced or lapsed else None
+        return Verdict(row.fence, requeue=True, failed=False, reason=reason) if over else None
     if row.environment is not None:
         if not environment_gone:
             return None
         return Verdict(row.fence, requeue=False, failed=True, reason="environment_lost")
-    if not (replaced or lapsed):
+    if not over:
         return None
-    return Verdict(row.fence, requeue=row.failures < row.retries, failed=True, reason="node_lost")
+    return Verdict(row.fence, requeue=row.failures < row.retries, failed=True, reason=reason)

@@ -23,7 +23,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert, update on queues",
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",
-        "update (cordoned_at, drain_requested_at) on nodes",
+        "update (cordoned_at, drain_requested_at, drain_deadline_at) on nodes",
         "update (delete_requested_at) on snapshots",
     ),
     Role.SCHEDULER: (

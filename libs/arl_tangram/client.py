@@ -11,7 +11,7 @@ from uuid import UUID
 
 import httpx
 
-from arl_tangram import operations, streaming
+from arl_tangram import administering, operations, streaming
 from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
@@ -21,8 +21,8 @@ from arl_tangram.trees import AsyncTrees, Trees
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.keys import CreatedKey, CreateKey, Key
-from arl_wire.nodes import NodeList
-from arl_wire.queues import Queue
+from arl_wire.nodes import ChangeNode, Node, NodeList
+from arl_wire.queues import ChangeQueue, Queue
 
 __all__ = ["AsyncTangram", "Tangram"]
 
@@ -152,26 +152,41 @@ class Tangram(Trees):
         self._run(operations.end_environment(id, patience_s=self._patience_s))
 
     def nodes(self) -> NodeList:
-        return self._run(operations.nodes(patience_s=self._patience_s))
+        return self._run(administering.nodes(patience_s=self._patience_s))
 
     def create_key(self, wanted: CreateKey) -> CreatedKey:
         """The only time that it is shown. Not tried again by itself."""
-        return self._run(operations.create_key(wanted))
+        return self._run(administering.create_key(wanted))
 
     def keys(self) -> builtins.list[Key]:
         """Those of our project, newest first."""
-        return self._run(operations.list_keys(patience_s=self._patience_s))
+        return self._run(administering.list_keys(patience_s=self._patience_s))
 
     def revoke_key(self, id: int) -> Key:
-        return self._run(operations.revoke_key(id, patience_s=self._patience_s))
+        return self._run(administering.revoke_key(id, patience_s=self._patience_s))
 
     def queues(self) -> builtins.list[Queue]:
         """Those of our project, with what waits and runs now."""
-        return self._run(operations.list_queues(patience_s=self._patience_s))
+        return self._run(administering.list_queues(patience_s=self._patience_s))
 
     def limit_queue(self, task: str, max_queued: int | None) -> Queue:
         """How many actions may wait for a task; None: as many as the installation allows by default."""
-        return self._run(operations.limit_queue(task, max_queued, patience_s=self._patience_s))
+        return self._change_queue(task, ChangeQueue(max_queued=max_queued))
+
+    def pause_queue(self, task: str) -> Queue:
+        """Nothing of the task starts from now on; what was granted already goes on."""
+        return self._change_queue(task, ChangeQueue(paused=True))
+
+    def resume_queue(self, task: str) -> Queue:
+        return self._change_queue(task, ChangeQueue(paused=False))
+
+    def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
+        """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
+        wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        return self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
+
+    def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
+        return self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None
@@ -289,22 +304,35 @@ class AsyncTangram(AsyncTrees):
         await self._run(operations.end_environment(id, patience_s=self._patience_s))
 
     async def nodes(self) -> NodeList:
-        return await self._run(operations.nodes(patience_s=self._patience_s))
+        return await self._run(administering.nodes(patience_s=self._patience_s))
 
     async def create_key(self, wanted: CreateKey) -> CreatedKey:
-        return await self._run(operations.create_key(wanted))
+        return await self._run(administering.create_key(wanted))
 
     async def keys(self) -> builtins.list[Key]:
-        return await self._run(operations.list_keys(patience_s=self._patience_s))
+        return await self._run(administering.list_keys(patience_s=self._patience_s))
 
     async def revoke_key(self, id: int) -> Key:
-        return await self._run(operations.revoke_key(id, patience_s=self._patience_s))
+        return await self._run(administering.revoke_key(id, patience_s=self._patience_s))
 
     async def queues(self) -> builtins.list[Queue]:
-        return await self._run(operations.list_queues(patience_s=self._patience_s))
+        return await self._run(administering.list_queues(patience_s=self._patience_s))
 
     async def limit_queue(self, task: str, max_queued: int | None) -> Queue:
-        return await self._run(operations.limit_queue(task, max_queued, patience_s=self._patience_s))
+        return await self._change_queue(task, ChangeQueue(max_queued=max_queued))
+
+    async def pause_queue(self, task: str) -> Queue:
+        return await self._change_queue(task, ChangeQueue(paused=True))
+
+    async def resume_queue(self, task: str) -> Queue:
+        return await self._change_queue(task, ChangeQueue(paused=False))
+
+    async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
+        wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        return await self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
+
+    async def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
+        return await self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None

@@ -28,9 +28,6 @@ from arl_wire.actions import (
 )
 from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
-from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
-from arl_wire.nodes import NodeList
-from arl_wire.queues import ChangeQueue, Queue, QueueList
 
 __all__ = [
     "ActionFailed",
@@ -44,7 +41,6 @@ __all__ = [
     "answered",
     "cancel",
     "create_environment",
-    "create_key",
     "end_environment",
     "end_trajectory",
     "environment",
@@ -52,13 +48,8 @@ __all__ = [
     "expect_ok",
     "fetched_files",
     "get",
-    "limit_queue",
     "list_actions",
     "list_environments",
-    "list_keys",
-    "list_queues",
-    "nodes",
-    "revoke_key",
     "run",
     "submit",
     "submit_many",
@@ -281,38 +272,6 @@ def list_environments(query: Mapping[str, str | int], *, patience_s: float) -> O
 
 def end_environment(id: UUID, *, patience_s: float) -> Operation[None]:
     yield from answered(Call(method="DELETE", path=f"/v1/environments/{id}"), patience_s)
-
-
-def nodes(*, patience_s: float) -> Operation[NodeList]:
-    call = Call(method="GET", path="/v1/admin/nodes")
-    return NodeList.model_validate_json((yield from answered(call, patience_s)))
-
-
-def create_key(wanted: CreateKey) -> Operation[CreatedKey]:
-    """Sent once: a second try could not show the key that the first one made."""
-    call = Call(method="POST", path="/v1/admin/keys", body=wanted)
-    return CreatedKey.model_validate_json((yield from answered(call, 0.0)))
-
-
-def list_keys(*, patience_s: float) -> Operation[list[Key]]:
-    """Newest first, all pages."""
-    return (yield from all_pages("/v1/admin/keys", {}, KeyList, patience_s))
-
-
-def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
-    call = Call(method="DELETE", path=f"/v1/admin/keys/{id}")
-    return Key.model_validate_json((yield from answered(call, patience_s)))
-
-
-def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
-    """In order of their making, all pages."""
-    return (yield from all_pages("/v1/admin/queues", {}, QueueList, patience_s))
-
-
-def limit_queue(task: str, max_queued: int | None, *, patience_s: float) -> Operation[Queue]:
-    path = f"/v1/admin/queues/{quote(task, safe='')}"
-    call = Call(method="PATCH", path=path, body=ChangeQueue(max_queued=max_queued), send_null=True)
-    return Queue.model_validate_json((yield from answered(call, patience_s)))
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:

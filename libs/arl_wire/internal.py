@@ -16,6 +16,8 @@ __all__ = [
     "AdmittedHint",
     "BeginsWith",
     "CancelWish",
+    "ChangeNodeWish",
+    "ChangeQueueWish",
     "DeleteSnapshotWish",
     "EndTrajectoryWish",
     "FenceBody",
@@ -24,7 +26,6 @@ __all__ = [
     "GrantBody",
     "InputAnswer",
     "InputBody",
-    "LimitQueue",
     "OutputAnswer",
     "OutputAsk",
     "Portion",
@@ -224,12 +225,22 @@ class DeleteSnapshotWish(BaseModel):
     id: UUID
 
 
-class LimitQueue(BaseModel):
-    """How many actions may wait in a task's queue; None: as many as the default."""
+class ChangeQueueWish(BaseModel):
+    """Of a task's queue. With `limits`, how many may wait (None: as many as the default); `paused` None: as it is."""
 
     project_id: int
     task: str
+    limits: bool
     max_queued: int | None
+    paused: bool | None
+
+
+class ChangeNodeWish(BaseModel):
+    """Close a node to what is new, or open it again; with a deadline, empty it until then."""
+
+    name: str
+    cordoned: bool
+    drain_deadline_s: float | None = None
 
 
 class WishAnswer(BaseModel):

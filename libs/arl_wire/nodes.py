@@ -1,12 +1,12 @@
 """Nodes as operators see them."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Enforced", "Node", "NodeList", "NodeTemplate"]
+__all__ = ["ChangeNode", "Enforced", "Node", "NodeList", "NodeTemplate"]
 
 
 class Enforced(BaseModel):
@@ -36,11 +36,40 @@ class Node(BaseModel):
     registered_at: datetime
     last_beat_at: datetime
     alive: bool
-    cordoned: bool
-    running: int
+    cordoned: bool = Field(description="No environment and no action outside of one is placed there any more")
+    drain_deadline_at: datetime | None = Field(
+        default=None, description="When what is left there is ended; absent unless the node is being emptied"
+    )
+    drained: bool = Field(default=False, description="It was to be emptied, and nothing is left on it")
+    running: int = Field(description="Actions that are granted or running there")
+    held_cpu_milli: int = Field(default=0, description="Milli-cores that these have")
     environments: int
     enforced: list[Enforced]
     templates: list[NodeTemplate] = []
+
+
+class ChangeNode(BaseModel):
+    """Close a node, empty it, or open it again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cordoned: bool = Field(
+        description="true: nothing new is placed there, while environments that live there go on. false: it is open"
+        " again, and is not being emptied any more"
+    )
+    drain_deadline_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=30 * 86_400,
+        description="Empty the node: trajectories that live there have so many seconds to end. What is left then is"
+        " ended: actions go back to the queue as their `retries` allow, environments are lost (`environment_lost`)",
+    )
+
+    @model_validator(mode="after")
+    def _is_one_wish(self) -> Self:
+        if self.drain_deadline_s is not None and not self.cordoned:
+            raise ValueError("a node that is open is not emptied: `drain_deadline_s` goes with `cordoned: true`")
+        return self
 
 
 class NodeList(BaseModel):

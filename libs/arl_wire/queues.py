@@ -1,21 +1,40 @@
 """The queues of a project as their administrators see them: one per task, made by its first action."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["ChangeQueue", "Queue", "QueueList"]
 
 
 class ChangeQueue(BaseModel):
-    """What to change of a queue."""
+    """What to change of a queue; what is left out stays."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_queued: int | None = Field(
+        default=None,
         ge=1,
         le=2**31 - 1,
         description="Actions that may wait in it; beyond that a submission is answered 429 `queue_full`. What waits"
         " already stays. null: as many as this installation allows by default",
     )
+    paused: bool | None = Field(
+        default=None,
+        description="true: nothing of it starts until it is resumed; what was granted already goes on, deadlines and"
+        " limits hold. false: it goes on at once",
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("name what to change: `max_queued` or `paused`")
+        return self
+
+    @property
+    def limits(self) -> bool:
+        """Whether the limit is to be changed; null is a change too."""
+        return "max_queued" in self.model_fields_set
 
 
 class Queue(BaseModel):
@@ -26,6 +45,7 @@ class Queue(BaseModel):
     max_queued: int | None = Field(default=None, description="Absent: the default of this installation")
     waiting: int = Field(description="Actions that are queued")
     running: int = Field(description="Actions that are granted or running")
+    paused: bool = Field(default=False, description="Nothing of it starts until it is resumed")
 
 
 class QueueList(BaseModel):

@@ -9,9 +9,12 @@ from sqlalchemy import text
 
 from arl_admission.normalise import NewAction
 from arl_store.tx import ReadTx, Row, WriteTx
+from arl_wire.internal import ChangeNodeWish, ChangeQueueWish
 
 __all__ = [
     "Home",
+    "change_node",
+    "change_queue",
     "count_queued",
     "drop_empty_partitions",
     "end_trajectory",
@@ -22,7 +25,6 @@ __all__ = [
     "forget_keys",
     "insert_actions",
     "known_keys",
-    "limit_queue",
     "node_capacities",
     "old_actions",
     "remove_actions",
@@ -61,8 +63,25 @@ KNOWN_KEYS = text("""
      where s.expires_at >= now()
 """)
 
-LIMIT_QUEUE = text("""
-    update queues set max_queued = :max_queued where project_id = :project_id and task = :task returning id
+CHANGE_NODE = text("""
+    update nodes
+       set cordoned_at = case when :cordoned then coalesce(cordoned_at, now()) end,
+           drain_requested_at = case when cast(:drain_deadline_s as float8) is not null then now()
+                                     when :cordoned then drain_requested_at end,
+           drain_deadline_at = case when cast(:drain_deadline_s as float8) is not null
+                                    then now() + make_interval(secs => :drain_deadline_s)
+                                    when :cordoned then drain_deadline_at end
+     where name = :name
+""")
+
+CHANGE_QUEUE = text("""
+    update queues
+       set max_queued = case when :limits then cast(:max_queued as int) else max_queued end,
+           paused_at = case when cast(:paused as boolean) is null then paused_at
+                            when :paused then coalesce(paused_at, now()) end
+     where project_id = :project_id
+       and task = :task
+ returning id
 """)
 
 COUNT_QUEUED = text("""
@@ -276,9 +295,14 @@ async def count_queued(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(COUNT_QUEUED)
 
 
-async def limit_queue(tx: WriteTx, *, project_id: int, task: str, max_queued: int | None) -> int | None:
+async def change_node(tx: WriteTx, wish: ChangeNodeWish) -> int:
+    """1, or 0 where there is no such node."""
+    return await tx.execute(CHANGE_NODE, wish.model_dump())
+
+
+async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
     """The id of the queue; None if the task has none yet."""
-    row = await tx.first(LIMIT_QUEUE, {"project_id": project_id, "task": task, "max_queued": max_queued})
+    row = await tx.first(CHANGE_QUEUE, wish.model_dump())
     return int(row.id) if row is not None else None
 
 

@@ -2,7 +2,15 @@
 
 from arl_admission.service import Admission
 from arl_kit.hops import Hops
-from arl_wire.internal import AdmitRequest, AdmitResponse, CancelWish, DeleteSnapshotWish, EndTrajectoryWish, LimitQueue
+from arl_wire.internal import (
+    AdmitRequest,
+    AdmitResponse,
+    CancelWish,
+    ChangeNodeWish,
+    ChangeQueueWish,
+    DeleteSnapshotWish,
+    EndTrajectoryWish,
+)
 
 __all__ = ["add_hops"]
 
@@ -15,4 +23,5 @@ def add_hops(hops: Hops, admission: Admission) -> None:
     hops.add("/internal/cancel", CancelWish, admission.cancel)
     hops.add("/internal/end-trajectory", EndTrajectoryWish, admission.end_trajectory)
     hops.add("/internal/delete-snapshot", DeleteSnapshotWish, admission.delete_snapshot)
-    hops.add("/internal/limit-queue", LimitQueue, admission.limit_queue)
+    hops.add("/internal/change-queue", ChangeQueueWish, admission.change_queue)
+    hops.add("/internal/change-node", ChangeNodeWish, admission.change_node)

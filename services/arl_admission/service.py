@@ -39,9 +39,10 @@ from arl_wire.internal import (
     AdmitResponse,
     AdmittedHint,
     CancelWish,
+    ChangeNodeWish,
+    ChangeQueueWish,
     DeleteSnapshotWish,
     EndTrajectoryWish,
-    LimitQueue,
     QueuedAction,
     WishAnswer,
 )
@@ -122,16 +123,21 @@ class Admission:
             count = await repository.wish_end_of_snapshot(tx, project_id=wish.project_id, id=wish.id)
         return WishAnswer(count=count)
 
-    async def limit_queue(self, wish: LimitQueue) -> WishAnswer:
-        """What waits already stays; another admission learns of it with its next count."""
+    async def change_queue(self, wish: ChangeQueueWish) -> WishAnswer:
+        """What waits already stays; another admission learns of a limit with its next count."""
         async with self._store.write() as tx:
-            queue = await repository.limit_queue(
-                tx, project_id=wish.project_id, task=wish.task, max_queued=wish.max_queued
-            )
+            queue = await repository.change_queue(tx, wish)
         if queue is None:
             return WishAnswer(count=0)
         self._backlog.limits_changed()
+        self._hint_wishes(1)
         return WishAnswer(count=1)
+
+    async def change_node(self, wish: ChangeNodeWish) -> WishAnswer:
+        async with self._store.write() as tx:
+            count = await repository.change_node(tx, wish)
+        self._hint_wishes(count)
+        return WishAnswer(count=count)
 
     async def drain(self) -> None:
         await self._inserts.drain()

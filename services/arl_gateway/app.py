@@ -15,6 +15,8 @@ from arl_gateway.environments import Environments
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.live import ASK_S, Live
 from arl_gateway.live_routes import router as live_router
+from arl_gateway.node_routes import router as node_router
+from arl_gateway.nodes import NodeAdmin
 from arl_gateway.places import Places
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
@@ -27,7 +29,7 @@ from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
 from arl_kit.peers import Peers
-from arl_store.tx import open_store
+from arl_store.tx import Store, open_store
 from arl_store.wake import Listener
 
 __all__ = ["build"]
@@ -39,7 +41,7 @@ An error is an RFC 9457 problem (`application/problem+json`): act on its `code`,
 fields, `trace_id` finds it in our logs. 429 and 503 say in `Retry-After` when to come back. A path that has no such
 method answers 405 with `Allow`. With an `Idempotency-Key` a submission may be sent again after any of them.
 """
-ROUTERS = (router, live_router, environment_router, archive_router, snapshot_router, admin)
+ROUTERS = (router, live_router, environment_router, archive_router, snapshot_router, admin, node_router)
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
 
@@ -65,13 +67,11 @@ def build(settings: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.actions = actions
-        app.state.keys = Keys(store, cache_s=settings.key_cache_s)
-        app.state.key_admin = KeyAdmin(store, app.state.keys)
+        _administer(app, store, peers, settings)
         app.state.environments = environments
         app.state.live = live
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
-        app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         await peers.start()
         await nodes.start()
@@ -104,6 +104,13 @@ def build(settings: GatewaySettings) -> FastAPI:
     for each in ROUTERS:
         app.include_router(each)
     return app
+
+
+def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySettings) -> None:
+    app.state.keys = Keys(store, cache_s=settings.key_cache_s)
+    app.state.key_admin = KeyAdmin(store, app.state.keys)
+    app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
+    app.state.node_admin = NodeAdmin(store, peers, admission_url=settings.admission_url)
 
 
 def _drain(waiters: Waiters, live: Live) -> None:

@@ -1,13 +1,11 @@
 """Queues shown and changed. Admission is the writer of their rows; a change goes through it."""
 
-import json
-
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_kit.peers import Peers
 from arl_store.tx import Row, Store
 from arl_wire.errors import NotFound
-from arl_wire.internal import LimitQueue, WishAnswer
+from arl_wire.internal import ChangeQueueWish, WishAnswer
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
 __all__ = ["QueueAdmin"]
@@ -28,8 +26,14 @@ class QueueAdmin:
 
     async def change(self, task: str, wanted: ChangeQueue, caller: Caller) -> Queue:
         """It holds from this answer on, for what comes through the admission that was asked."""
-        body = LimitQueue(project_id=caller.project_id, task=task, max_queued=wanted.max_queued)
-        content = await self._peers.call(f"{self._admission_url}/internal/limit-queue", body)
+        body = ChangeQueueWish(
+            project_id=caller.project_id,
+            task=task,
+            limits=wanted.limits,
+            max_queued=wanted.max_queued,
+            paused=wanted.paused,
+        )
+        content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body)
         if WishAnswer.model_validate_json(content).count == 0:
             raise NotFound(f"there is no queue of task {task!r}; its first action makes it")
         async with self._store.write() as tx:
@@ -39,7 +43,7 @@ class QueueAdmin:
                 api_key_id=caller.key_id,
                 verb="queue.change",
                 target=f"queue:{task}",
-                detail=json.dumps(wanted.model_dump()),
+                detail=wanted.model_dump_json(exclude_unset=True),
             )
             row = await repository.queue_of_project(tx, project_id=caller.project_id, task=task)
         if row is None:
@@ -48,4 +52,11 @@ class QueueAdmin:
 
 
 def _shown(row: Row) -> Queue:
-    return Queue(id=row.id, task=row.task, max_queued=row.max_queued, waiting=row.waiting, running=row.running)
+    return Queue(
+        id=row.id,
+        task=row.task,
+        max_queued=row.max_queued,
+        waiting=row.waiting,
+        running=row.running,
+        paused=row.paused,
+    )

@@ -21,7 +21,6 @@ __all__ = [
     "list_actions",
     "list_environments",
     "list_keys",
-    "list_nodes",
     "list_queues",
     "queue_of_project",
     "revoke_key",
@@ -88,7 +87,8 @@ _QUEUE = """
     ), counted as (
         select queue_id, sum(waiting) as waiting, sum(running) as running from unsettled group by queue_id
     )
-    select q.id, q.task, q.max_queued, coalesce(c.waiting, 0) as waiting, coalesce(c.running, 0) as running
+    select q.id, q.task, q.max_queued, q.paused_at is not null as paused,
+           coalesce(c.waiting, 0) as waiting, coalesce(c.running, 0) as running
       from queues as q
       left join counted as c on c.queue_id = q.id
      where q.project_id = :project_id
@@ -164,19 +164,6 @@ LIST_ENVIRONMENTS = text(
      limit :limit
     """
 )
-
-LIST_NODES = text("""
-    select nodes.name, nodes.kind, nodes.driver, nodes.epoch, nodes.capacity::text as capacity, nodes.registered_at,
-           node_beats.last_beat, node_beats.last_beat > now() - make_interval(secs => :ttl_s) as alive,
-           nodes.cordoned_at is not null as cordoned, nodes.enforced::text as enforced,
-           nodes.templates::text as templates,
-           (select count(*) from actions where node_id = nodes.id and state in ('granted', 'running')) as running,
-           (select count(*) from environments
-             where node_id = nodes.id and ended_at is null and lost_at is null) as environments
-      from nodes
-      join node_beats on node_beats.node_id = nodes.id
-     order by nodes.name
-""")
 
 # Held amounts as the design has it: an attempt holds its cores, and memory and disk too unless the environment it
 # runs in has a row; a living environment holds memory and disk. One statement is one snapshot.
@@ -388,10 +375,6 @@ async def list_environments(
     at, id = before or (None, None)
     named = {"project_id": project_id, "task": task, "trajectory": trajectory, "state": state}
     return await tx.fetch(LIST_ENVIRONMENTS, {**named, "at": at, "id": id, "limit": limit})
-
-
-async def list_nodes(tx: ReadTx, *, ttl_s: float) -> Sequence[Row]:
-    return await tx.fetch(LIST_NODES, {"ttl_s": ttl_s})
 
 
 async def audit(tx: ReadTx) -> Row:

@@ -48,7 +48,6 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
-from arl_wire.nodes import NodeList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
 __all__ = ["admin", "may_administer", "router"]
@@ -298,12 +297,6 @@ async def end_trajectory(
     await actions.end_trajectory(task, trajectory, caller)
 
 
-@admin.get("/nodes", operation_id="list_nodes", responses=documented(*ANY))
-async def list_nodes(caller: Admin, actions: Service) -> NodeList:
-    """Nodes with what they have, whether they live, and what they enforce."""
-    return await actions.nodes()
-
-
 @admin.post(
     "/keys",
     operation_id="create_key",
@@ -357,7 +350,7 @@ async def list_queues(
     responses=documented(*ANY, *BODY, NotFound),
 )
 async def change_queue(task: Name, body: ChangeQueue, caller: AdminWriter, queues: QueueService) -> Queue:
-    """Limit how many actions may wait for a task."""
+    """Limit how many actions may wait for a task, pause it or let it go on."""
     return await queues.change(task, body, caller)
 
 

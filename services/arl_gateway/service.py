@@ -10,7 +10,7 @@ from uuid import UUID
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_gateway.batch import problem_of_item
-from arl_gateway.views import action_of, audit_of, node_of, version_of
+from arl_gateway.views import action_of, audit_of, version_of
 from arl_gateway.waiters import Waiters
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
@@ -29,7 +29,6 @@ from arl_wire.internal import (
     EndTrajectoryWish,
     WishAnswer,
 )
-from arl_wire.nodes import NodeList
 
 __all__ = ["Actions", "Trace", "is_known"]
 
@@ -37,7 +36,6 @@ MAX_KEY = 255
 MAX_TRACESTATE = 512
 READ_CHUNK = 50
 ANSWER_BYTES = 16 << 20
-NODE_TTL_S = 10.0
 LOOK_S = 1.0
 WAITING = 20_000
 WAITING_BYTES = 256 << 20
@@ -218,11 +216,6 @@ class Actions:
             page = await self.list(caller, task=task, trajectory=trajectory, state=None, cursor=None, limit=1)
             if not page.items:
                 raise NotFound(f"task {task!r} has no trajectory {trajectory!r}")
-
-    async def nodes(self) -> NodeList:
-        async with self._store.read() as tx:
-            rows = await repository.list_nodes(tx, ttl_s=NODE_TTL_S)
-        return NodeList(items=[node_of(row) for row in rows])
 
     async def audit(self) -> Audit:
         async with self._store.read() as tx:

@@ -48,6 +48,7 @@ class Index:
         """How many homes each node has; counted anew after one came, moved or went."""
         self._tombstones: set[Name] = set()
         """Homes that are gone and whose names are taken still."""
+        self._paused: frozenset[int] = frozenset()
         self._lent: Counter[Name] = Counter()
         """Pods whose cores an ephemeral action uses."""
         self._to_confirm: set[Name] = set()
@@ -121,6 +122,7 @@ class Index:
         """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
         self.mark = poll.mark
         self.nodes = {node.id: node for node in poll.nodes}
+        self._pause(poll.paused)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
         for environment in poll.environments:
@@ -204,7 +206,7 @@ class Index:
         if row.deadline is not None:
             heapq.heappush(self._deadlines, (row.deadline, row.id))
         if name is None:
-            self._waiting.add(action)
+            self._offer(action)
             return
         self._home_of[row.id] = name
         home = self._homes.setdefault(name, Home(name, row.environment_id or uuid4()))
@@ -230,12 +232,29 @@ class Index:
                 self._waiting.discard(home.offered[0])
             if offer is not None:
                 environment = Environment(id=home.id, node=home.node)
-                self._waiting.add(replace(self._queued[offer[0]], environment=environment))
+                self._offer(replace(self._queued[offer[0]], environment=environment))
             home.offered = offer
         if not home.line and home.busy is None and not home.known and not home.assumed:
             self._ledger.release(home.id)
             self._homes.pop(home.name, None)
             self._living = None
+
+    def _offer(self, action: Waiting) -> None:
+        if action.task not in self._paused:
+            self._waiting.add(action)
+
+    def _pause(self, paused: frozenset[int]) -> None:
+        """Take what waits in these queues out of the rounds' sight, and what waits in the resumed ones back in."""
+        changed = paused ^ self._paused
+        self._paused = paused
+        for action in [each for each in self._queued.values() if each.task in changed] if changed else ():
+            self._waiting.discard(action.id)
+            name = self._home_of.get(action.id)
+            if name is None:
+                self._offer(action)
+            elif (home := self._homes[name]).offered is not None and home.offered[0] == action.id:
+                home.offered = None
+                self._promote(home)
 
     def _forget_queued(self, action_id: UUID) -> None:
         self._queued.pop(action_id, None)
@@ -351,6 +370,7 @@ class Index:
             capacity=node.capacity,
             free=self._ledger.free(node.id),
             accepting=alive and not node.closed,
+            serving=alive and not node.drained,
             enforces=node.enforces,
             environments=homes,
         )

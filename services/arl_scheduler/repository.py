@@ -77,11 +77,13 @@ POLL = text(f"""
                and cancel_requested_at is not null) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
               from (select nodes.id, kind, url, nodes.epoch, capacity, enforced, templates,
-                           cordoned_at is not null or drain_requested_at is not null as closed,
+                           cordoned_at is not null as closed,
+                           coalesce(drain_deadline_at <= now(), false) as drained,
                            extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign
                       from nodes
                       join node_beats on node_beats.node_id = nodes.id and node_beats.epoch = nodes.epoch
                      order by nodes.id) as n) as nodes,
+           (select coalesce(json_agg(id), '[]')::text from queues where paused_at is not null) as paused,
            (select coalesce(json_agg(e), '[]')::text
               from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
                            ended_at is not null or lost_at is not null as gone,
@@ -206,14 +208,21 @@ RECLAIM = text("""
 """)
 
 LOSE_ENVIRONMENTS = text("""
+    with away as (
+        select id, case when drain_deadline_at <= now() then 'node_drained' else 'node_away' end as reason
+          from nodes
+         where id = any(cast(:node_ids as int[]))
+           and (drain_deadline_at <= now()
+                or not exists (select from node_beats
+                                where node_beats.node_id = nodes.id
+                                  and last_beat > now() - make_interval(secs => :away_s)))
+    )
     update environments
-       set lost_at = now(), end_reason = 'node_away', changed_xid = pg_current_xact_id()
-     where node_id = any(cast(:node_ids as int[]))
+       set lost_at = now(), end_reason = away.reason, changed_xid = pg_current_xact_id()
+      from away
+     where node_id = away.id
        and ended_at is null
        and lost_at is null
-       and not exists (select from node_beats
-                        where node_beats.node_id = environments.node_id
-                          and last_beat > now() - make_interval(secs => :away_s))
 """)
 
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")

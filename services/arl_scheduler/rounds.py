@@ -212,7 +212,10 @@ class Rounds:
     async def _reclaim(self, index: Index, found: PollResult) -> None:
         leases = {
             node.id: NodeLease(
-                node=node.id, epoch=node.epoch, silent_s=found.now - max(node.last_sign, self._watching_since)
+                node=node.id,
+                epoch=node.epoch,
+                silent_s=found.now - max(node.last_sign, self._watching_since),
+                drained=node.drained,
             )
             for node in found.nodes
         }
@@ -220,7 +223,7 @@ class Rounds:
         away = [
             node
             for node, lease in leases.items()
-            if lease.silent_s > self._settings.node_away_s and index.has_environments(node)
+            if (lease.drained or lease.silent_s > self._settings.node_away_s) and index.has_environments(node)
         ]
         if verdicts or away:
             await self._apply_reclaim(index, verdicts, away)

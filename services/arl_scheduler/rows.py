@@ -32,9 +32,11 @@ class NodeRow:
     enforces: frozenset[str]
     """What an action may require of it: limits that it holds, templates that it has."""
     closed: bool
-    """Cordoned or draining: nothing new goes there."""
+    """Cordoned or draining: nothing new goes there, what lives there goes on."""
     last_sign: float
     """Last beat, or the start of Postgres if that is later: before it no beat was possible."""
+    drained: bool = False
+    """It was to be empty by now: nothing of it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ class PollResult:
     cancelled: tuple[UUID, ...]
     nodes: tuple[NodeRow, ...]
     environments: tuple[EnvironmentRow, ...]
+    paused: frozenset[int] = frozenset()
+    """Queues of which nothing starts."""
 
 
 def poll_result(row: Any) -> PollResult:
@@ -88,6 +92,7 @@ def poll_result(row: Any) -> PollResult:
         cancelled=tuple(UUID(entry) for entry in json.loads(row.cancelled)),
         nodes=tuple(_node(entry) for entry in json.loads(row.nodes)),
         environments=tuple(_environment(entry) for entry in json.loads(row.environments)),
+        paused=frozenset(json.loads(row.paused)),
     )
 
 
@@ -161,6 +166,7 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
         capacity=entry["capacity"],
         enforces=_enforced(entry),
         closed=entry["closed"],
+        drained=entry["drained"],
         last_sign=entry["last_sign"],
     )
 

@@ -123,7 +123,7 @@ def test_a_body_of_another_type_is_a_documented_refusal(
 ) -> None:
     """The generated cases have bodies of the documented type only."""
     headers = {"authorization": f"Bearer {API_KEY}", "content-type": "text/plain"}
-    url = system.url + path.format(task="t", id=uuid4())
+    url = system.url + path.format(task="t", name="n", id=uuid4())
     assert session.request(method, url, data=b"{}", headers=headers).status_code == 415
     assert "415" in DOCUMENT["paths"][path][method]["responses"]
 

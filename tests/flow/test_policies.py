@@ -11,6 +11,7 @@ from support.postgres import Databases
 from support.system import System, running_system
 
 TASK = "pods"
+HOME = {"scope": "trajectory"}
 
 
 @asynccontextmanager
@@ -42,7 +43,7 @@ async def test_overcommitted_pods_run_beside_each_other(databases: Databases) ->
     async with a_system(databases, "overcommitted", "2") as system, system.client() as api:
         body = {"task": TASK, "argv": ["sleep", "300"]}
         ids = [
-            (await api.post("/v1/actions", json=body | {"trajectory": f"t{number}"})).json()["id"]
+            (await api.post("/v1/actions", json=body | {"trajectory": f"t{number}", "environment": HOME})).json()["id"]
             for number in range(5)
         ]
         async with asyncio.timeout(20):

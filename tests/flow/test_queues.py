@@ -66,6 +66,13 @@ async def test_a_limit_holds_from_its_answer_on_and_is_taken_back(rows: Rows, ap
     assert await submit(api, 2) == [None, None]
 
 
+async def test_a_limit_that_is_not_named_stays(api: httpx.AsyncClient) -> None:
+    await submit(api, 1)
+    await limit(api, {"max_queued": 55})
+    assert (await limit(api, {"paused": True})).json()["max_queued"] == 55
+    assert (await limit(api, {"paused": False})).json()["max_queued"] == 55
+
+
 async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     await limit(api, {"max_queued": 77})
@@ -73,7 +80,9 @@ async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) 
     assert await rows.value(sql) == "queue.change queue:ai/coding 77"
 
 
-@pytest.mark.parametrize("body", [{}, {"max_queued": 0}, {"max_queued": 2**31}, {"max_queued": 1, "paused": True}])
+@pytest.mark.parametrize(
+    "body", [{}, {"max_queued": 0}, {"max_queued": 2**31}, {"paused": 3}, {"max_queued": 1, "stopped": True}]
+)
 async def test_what_cannot_be_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
     assert (await limit(api, body)).status_code == 422
 

@@ -18,8 +18,10 @@ from arl_tangram.cli import (
     keys,
     lifecycle,
     logs,
+    nodes,
     queues,
     templates,
+    top,
 )
 from arl_tangram.cli.output import EXIT_FAILED
 
@@ -32,7 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (lifecycle, logs, doctor, audit, actions, environments, keys, queues, templates, demo, bench):
+COMMANDS = (lifecycle, top, logs, doctor, audit, actions, environments, keys, queues, nodes, templates, demo, bench)
+for module in COMMANDS:
     module.register(app)
 
 

@@ -45,7 +45,32 @@ def set_queue(
     if (max_queued is None) != default:
         fail("give one of --max-queued N and --default", EXIT_USAGE)
     with connected(directory) as tangram:
-        queue = tangram.limit_queue(task, max_queued)
+        _show(tangram.limit_queue(task, max_queued), output)
+
+
+@group.command("pause")
+def pause_queue(
+    directory: DirOption,
+    task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Let nothing of a task start until it is resumed; what was granted already goes on."""
+    with connected(directory) as tangram:
+        _show(tangram.pause_queue(task), output)
+
+
+@group.command("resume")
+def resume_queue(
+    directory: DirOption,
+    task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Let a paused task go on, at once."""
+    with connected(directory) as tangram:
+        _show(tangram.resume_queue(task), output)
+
+
+def _show(queue: Queue, output: Format) -> None:
     if output is Format.JSON:
         _print_json(queue)
     else:
@@ -54,7 +79,8 @@ def set_queue(
 
 def _line(queue: Queue) -> str:
     limit = queue.max_queued if queue.max_queued is not None else "default"
-    return f"{queue.task}  waiting {queue.waiting}  running {queue.running}  max-queued {limit}"
+    paused = "  paused" if queue.paused else ""
+    return f"{queue.task}  waiting {queue.waiting}  running {queue.running}  max-queued {limit}{paused}"
 
 
 def _print_json(value: BaseModel) -> None:

@@ -1,0 +1,121 @@
+"""`nodes`: what the machines have, and closing, emptying and opening them."""
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, stderr, stdout
+from arl_tangram.cli.state import DirOption
+from arl_tangram.client import Tangram
+from arl_wire.nodes import Node, NodeList
+
+__all__ = ["register", "state_of", "table_of"]
+
+DRAIN_LOOK_S = 0.5
+DRAIN_GRACE_S = 30.0
+"""After the deadline, for the node to learn that what is left there has ended."""
+
+NodeName = Annotated[str, typer.Argument(help="As `nodes list` shows it.")]
+group = typer.Typer(no_args_is_help=True, help="Nodes: list, close, empty, open.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(group, name="nodes")
+
+
+@group.command("list")
+def list_nodes(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+    """Show the nodes and what they hold."""
+    with connected(directory) as tangram:
+        nodes = tangram.nodes()
+    if output is Format.JSON:
+        _print_json(nodes)
+    else:
+        stdout.print(table_of(nodes))
+
+
+@group.command()
+def cordon(directory: DirOption, name: NodeName, output: FormatOption = Format.TEXT) -> None:
+    """Place nothing new on a node. The environments that live there go on."""
+    with connected(directory) as tangram:
+        _show(tangram.change_node(name, cordoned=True), output)
+
+
+@group.command()
+def uncordon(directory: DirOption, name: NodeName, output: FormatOption = Format.TEXT) -> None:
+    """Open a node again; it is not being emptied any more."""
+    with connected(directory) as tangram:
+        _show(tangram.change_node(name, cordoned=False), output)
+
+
+@group.command()
+def drain(
+    directory: DirOption,
+    name: NodeName,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", min=0, help="Seconds that trajectories living there have to end.")
+    ] = 600.0,
+    wait: Annotated[bool, typer.Option(help="Return when the node is empty.")] = True,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Empty a node: nothing new goes there, and what is left at the deadline is ended. Exit code 1 if it is not empty.
+
+    Actions that are ended go back to the queue as far as their `retries` allow; environments are lost.
+    """
+    with connected(directory) as tangram:
+        node = tangram.change_node(name, cordoned=True, drain_deadline_s=deadline_s)
+        if wait:
+            node = _emptied(tangram, node, within_s=deadline_s + DRAIN_GRACE_S)
+    _show(node, output)
+    if wait and not node.drained:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _emptied(tangram: Tangram, node: Node, *, within_s: float) -> Node:
+    """The node as it is when it is empty, or when the time is over."""
+    ends_at = time.monotonic() + within_s
+    with stderr.status(f"emptying {node.name}") as status:
+        while not node.drained and time.monotonic() < ends_at:
+            status.update(f"emptying {node.name}: {node.running} actions, {node.environments} environments left")
+            time.sleep(DRAIN_LOOK_S)
+            node = next(each for each in tangram.nodes().items if each.name == node.name)
+    return node
+
+
+def table_of(nodes: NodeList) -> Table:
+    """A line for each node."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("node", "kind", "state", "cores held", "actions", "environments", "memory GiB"):
+        table.add_column(heading, justify="left" if heading in ("node", "kind", "state") else "right")
+    for node in nodes.items:
+        cores = f"{node.held_cpu_milli / 1000:g}/{node.capacity.get('cpu_milli', 0) / 1000:g}"
+        memory = f"{node.capacity.get('memory_mib', 0) / 1024:.1f}"
+        table.add_row(node.name, node.kind, state_of(node), cores, str(node.running), str(node.environments), memory)
+    return table
+
+
+def state_of(node: Node) -> str:
+    """One word for what may go there."""
+    if not node.alive:
+        return "silent"
+    if node.drained:
+        return "drained"
+    if node.drain_deadline_at is not None:
+        return "draining"
+    return "cordoned" if node.cordoned else "open"
+
+
+def _show(node: Node, output: Format) -> None:
+    if output is Format.JSON:
+        _print_json(node)
+    else:
+        stdout.print(table_of(NodeList(items=[node])))
+
+
+def _print_json(value: Node | NodeList) -> None:
+    sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")

@@ -1,0 +1,65 @@
+"""`top`: what runs and what waits, looked at again and again."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.nodes import table_of
+from arl_tangram.cli.output import stdout
+from arl_tangram.cli.state import DirOption
+from arl_tangram.client import Tangram
+from arl_wire.queues import Queue
+
+__all__ = ["register"]
+
+QUEUES_SHOWN = 30
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(top)
+
+
+def top(
+    directory: DirOption,
+    every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and return.")] = False,
+) -> None:
+    """Show nodes with what they hold and queues with what waits. Needs a key with `admin:read`; Ctrl-C ends it."""
+    with connected(directory) as tangram:
+        if once or not stdout.is_terminal:
+            stdout.print(_seen(tangram))
+            return
+        with Live(_seen(tangram), console=stdout, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(_seen(tangram), refresh=True)
+
+
+def _seen(tangram: Tangram) -> RenderableType:
+    nodes, queues = tangram.nodes(), tangram.queues()
+    capacity = sum(node.capacity.get("cpu_milli", 0) for node in nodes.items if node.alive)
+    held = sum(node.held_cpu_milli for node in nodes.items if node.alive)
+    waiting, running = sum(queue.waiting for queue in queues), sum(queue.running for queue in queues)
+    summary = (
+        f"cores {held / 1000:g} of {capacity / 1000:g} held · {running} actions granted or running · {waiting} waiting"
+    )
+    return Group(Text(summary), Text(), table_of(nodes), Text(), _table_of(queues))
+
+
+def _table_of(queues: list[Queue]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "waiting", "running", "state"):
+        table.add_column(heading, justify="right" if heading in ("waiting", "running") else "left")
+    busiest = sorted(queues, key=lambda queue: (-queue.waiting - queue.running, queue.task))
+    for queue in busiest[:QUEUES_SHOWN]:
+        table.add_row(queue.task, str(queue.waiting), str(queue.running), "paused" if queue.paused else "open")
+    if len(busiest) > QUEUES_SHOWN:
+        table.add_row(f"… {len(busiest) - QUEUES_SHOWN} more", "", "", "")
+    return table

@@ -1,0 +1,42 @@
+"""The public API of nodes. A route parses, calls and returns."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+
+from arl_gateway.nodes import NodeAdmin
+from arl_gateway.routes import ANY, BODY, JSON_BODY, Admin, AdminWriter
+from arl_kit.app import documented
+from arl_wire.errors import NotFound
+from arl_wire.nodes import ChangeNode, Node, NodeList
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+async def _nodes(request: Request) -> NodeAdmin:
+    nodes: NodeAdmin = request.app.state.node_admin
+    return nodes
+
+
+NodeService = Annotated[NodeAdmin, Depends(_nodes)]
+NodeName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
+
+
+@router.get("/nodes", operation_id="list_nodes", response_model_exclude_none=True, responses=documented(*ANY))
+async def list_nodes(caller: Admin, nodes: NodeService) -> NodeList:
+    """Nodes with what they have, whether they live, and what they enforce."""
+    return await nodes.list()
+
+
+@router.patch(
+    "/nodes/{name}",
+    operation_id="change_node",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=documented(*ANY, *BODY, NotFound),
+)
+async def change_node(name: NodeName, body: ChangeNode, caller: AdminWriter, nodes: NodeService) -> Node:
+    """Close a node to what is new, empty it until a deadline, or open it again. Needs a key of project `default`."""
+    return await nodes.change(name, body, caller)

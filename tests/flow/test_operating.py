@@ -1,0 +1,155 @@
+"""Nodes closed, emptied and opened, queues paused, while work goes on: real processes, two simulated nodes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from arl_store.migrate import ensure_api_key
+from support.postgres import Databases
+from support.system import System, running_system
+
+TASK = "drained"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    named = {"cpu": {"TANGRAM_NODE_NAME": "first"}, "cpu-2": {"TANGRAM_NODE_NAME": "second"}}
+    async with running_system(owner_url, cores=4, overrides=named) as system:
+        await system.start("cpu-2")
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def both(api: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Both nodes are open, before and afterwards."""
+    yield
+    for name in ("first", "second"):
+        await change(api, name, cordoned=False)
+
+
+async def change(api: httpx.AsyncClient, name: str, **body: Any) -> dict[str, Any]:
+    answer = await api.patch(f"/v1/admin/nodes/{name}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def submit(api: httpx.AsyncClient, *argv: str, wait: float = 0, **fields: Any) -> dict[str, Any]:
+    scope = "trajectory" if "trajectory" in fields else "ephemeral"
+    body = {"task": TASK, "argv": list(argv), "demand": {"cpu": 1}, "environment": {"scope": scope}} | fields
+    return (await api.post("/v1/actions", json=body, params={"wait": wait})).json()
+
+
+async def until(api: httpx.AsyncClient, id: str, state: str) -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        while (action := (await api.get(f"/v1/actions/{id}")).json())["state"] != state:
+            pass
+    return action
+
+
+@pytest.mark.usefixtures("both")
+class TestCordon:
+    async def test_nothing_new_goes_there_and_what_lives_there_goes_on(self, api: httpx.AsyncClient) -> None:
+        at_home = await submit(api, "true", trajectory="lives", wait=10)
+        await change(api, at_home["node"], cordoned=True)
+        others = {(await submit(api, "true", trajectory=f"t{number}", wait=10))["node"] for number in range(4)}
+        assert others == {"first", "second"} - {at_home["node"]}
+        again = await submit(api, "true", trajectory="lives", wait=10)
+        assert (again["outcome"], again["node"]) == ("ok", at_home["node"])
+
+    async def test_what_waited_for_a_closed_node_starts_when_it_is_opened(self, api: httpx.AsyncClient) -> None:
+        for name in ("first", "second"):
+            await change(api, name, cordoned=True)
+        waiting = (await submit(api, "true"))["id"]
+        await change(api, "first", cordoned=False)
+        done = (await api.get(f"/v1/actions/{waiting}", params={"wait": 20})).json()
+        assert (done["outcome"], done["node"]) == ("ok", "first")
+
+
+@pytest.mark.usefixtures("both")
+class TestDrain:
+    async def test_a_node_that_is_given_time_loses_no_work(self, api: httpx.AsyncClient) -> None:
+        await change(api, "second", cordoned=True)
+        await submit(api, "true", trajectory="slow", wait=10)
+        running = await submit(api, "sleep", "0.4")
+        in_it = await submit(api, "sleep", "0.4", trajectory="slow")
+        await until(api, in_it["id"], "running")
+        await change(api, "second", cordoned=False)
+        draining = await change(api, "first", cordoned=True, drain_deadline_s=600)
+        assert (draining["drained"], draining["environments"] > 0) == (False, True)
+        then = await submit(api, "true", trajectory="slow", wait=20)
+        elsewhere = await submit(api, "true", wait=20)
+        assert (then["node"], elsewhere["node"]) == ("first", "second")
+        for id in (running["id"], in_it["id"]):
+            assert (await api.get(f"/v1/actions/{id}", params={"wait": 20})).json()["outcome"] == "ok"
+        for trajectory in ("slow", "lives", *(f"t{number}" for number in range(4))):
+            await api.delete(f"/v1/trajectories/{trajectory}", params={"task": TASK})
+        async with asyncio.timeout(30):
+            while not any(node["drained"] for node in (await api.get("/v1/admin/nodes")).json()["items"]):
+                pass
+
+    async def test_at_the_deadline_actions_go_elsewhere_and_environments_are_lost(self, api: httpx.AsyncClient) -> None:
+        await change(api, "second", cordoned=True)
+        loose = await submit(api, "sleep", "1", retries=1)
+        final = await submit(api, "sleep", "60")
+        await submit(api, "true", trajectory="ends", wait=10)
+        in_it = await submit(api, "sleep", "60", trajectory="ends")
+        queued = await submit(api, "true", trajectory="ends")
+        for action in (loose, final, in_it):
+            await until(api, action["id"], "running")
+        await change(api, "second", cordoned=False)
+        await change(api, "first", cordoned=True, drain_deadline_s=0)
+        again = await until(api, loose["id"], "settled")
+        assert (again["outcome"], again["node"], again["failures"]) == ("ok", "second", 1)
+        reasons = [(await until(api, each["id"], "settled")).get("reason") for each in (final, in_it, queued)]
+        assert reasons == ["node_drained", "environment_lost", "environment_lost"]
+        async with asyncio.timeout(30):
+            while not (await change(api, "first", cordoned=True))["drained"]:
+                pass
+        assert (await api.get("/v1/admin/audit")).json()["findings"] == []
+
+
+class TestWhoMay:
+    async def test_a_key_of_another_project_has_no_say(self, system: System) -> None:
+        stranger = "tk_" + "n" * 32
+        await ensure_api_key(system.owner_url, "strangers", stranger)
+        async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
+            assert (await other.patch("/v1/admin/nodes/first", json={"cordoned": True})).status_code == 403
+
+    async def test_a_node_that_is_not_there_is_unknown(self, api: httpx.AsyncClient) -> None:
+        assert (await api.patch("/v1/admin/nodes/third", json={"cordoned": True})).status_code == 404
+
+    @pytest.mark.parametrize(
+        "body", [{}, {"cordoned": False, "drain_deadline_s": 1}, {"cordoned": True, "drain_deadline_s": -1}]
+    )
+    async def test_what_makes_no_sense_is_refused(self, api: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        assert (await api.patch("/v1/admin/nodes/first", json=body)).status_code == 422
+
+
+async def test_a_paused_queue_starts_nothing_and_wakes_at_once(api: httpx.AsyncClient) -> None:
+    await submit(api, "true", task="paused", wait=10)
+    queue = "/v1/admin/queues/paused"
+    assert (await api.patch(queue, json={"paused": True})).json()["paused"] is True
+    waiting = [await submit(api, "true", task="paused"), await submit(api, "true", task="paused", trajectory="x")]
+    # What is submitted elsewhere afterwards starts and ends: rounds go by.
+    assert (await submit(api, "true", wait=10))["outcome"] == "ok"
+    states = [(await api.get(f"/v1/actions/{action['id']}")).json()["state"] for action in waiting]
+    assert states == ["queued", "queued"]
+    resumed = (await api.patch(queue, json={"paused": False})).json()
+    assert (resumed["paused"], resumed["waiting"]) == (False, 2)
+    for action in waiting:
+        done = (await api.get(f"/v1/actions/{action['id']}", params={"wait": 10})).json()
+        assert done["outcome"] == "ok"
+
+
+async def test_a_paused_action_can_still_be_cancelled(api: httpx.AsyncClient) -> None:
+    await submit(api, "true", task="halted", wait=10)
+    await api.patch("/v1/admin/queues/halted", json={"paused": True})
+    waiting = (await submit(api, "true", task="halted"))["id"]
+    await api.delete(f"/v1/actions/{waiting}")
+    assert (await until(api, waiting, "settled"))["outcome"] == "cancelled"
