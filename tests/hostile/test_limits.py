@@ -153,8 +153,8 @@ class TestStages:
         await sandbox.run(a_command("true", environment=environment))
         assert sandbox.launcher is not None
         agent = agent_of(sandbox.launcher)
-        report = await sandbox.begin(a_command("sleep", "60", environment=environment, timeout_s=0.5))
-        await eventually(lambda: bool(living_descendants(agent)))
+        report = await sandbox.begin(a_command("sleep", "60", environment=environment, timeout_s=2))
+        await eventually(lambda: runs_and_is_told(agent, "sleep"))
         os.kill(agent, signal.SIGSTOP)
         ended = await report
         assert (ended.outcome, ended.environment_lost) == ("user_timeout", True)
@@ -308,6 +308,13 @@ print(sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"])
         burn = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
         report = await sandbox.run(a_program(burn, cpu_milli=250))
         assert report.cpu_us <= 400_000
+
+
+def runs_and_is_told(agent: int, program: str) -> bool:
+    """A child of the agent is this program, and the agent, having said so, waits for what comes next."""
+    words = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in living_descendants(agent)]
+    waits = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return waits and any(word[0] == program.encode() for word in words)
 
 
 def ends_of_a_bomb(sandbox: Bench) -> set[str]:
