@@ -123,6 +123,8 @@ class Waiting:
     environment: Environment | None = None
     """None for an ephemeral environment, which is made and ended with the action."""
     trajectory: TrajectoryName | None = None
+    began: float | None = None
+    """When the first action of its trajectory was submitted, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

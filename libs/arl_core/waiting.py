@@ -6,14 +6,25 @@ from uuid import UUID
 
 from arl_core.model import ActionClass, Waiting
 
-__all__ = ["ClassQueue", "WaitingIndex", "arrival_order"]
+__all__ = ["SENIORITY_S", "ClassQueue", "WaitingIndex", "arrival_order"]
 
 Order = tuple[int, float, UUID]
 
+SENIORITY_S = 60.0
+"""How much earlier, at most, an action counts as submitted because its trajectory began earlier."""
+
 
 def arrival_order(action: Waiting) -> Order:
-    """Higher priority first, then who came first; ties by id, so that a round is deterministic."""
-    return (-action.priority, action.submitted, action.id)
+    """Higher priority first, then whose trajectory began first; ties by id, so that a round is deterministic.
+
+    A trajectory waits for each of its actions before the next, so the mean action completion time is the mean time
+    that trajectories take beside thinking: they should end one after another, not all at the end. An action is
+    overtaken only by those submitted less than `SENIORITY_S` later, so none starves.
+    """
+    came = action.submitted
+    if action.began is not None:
+        came = max(action.began, came - SENIORITY_S)
+    return (-action.priority, came, action.id)
 
 
 class ClassQueue:

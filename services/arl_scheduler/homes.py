@@ -18,6 +18,8 @@ class Home:
     name: Name
     id: UUID
     node: int | None = None
+    began: float = float("inf")
+    """When the first action of its trajectory that is known was submitted."""
     known: bool = False
     """A poll has read its row."""
     assumed: bool = False

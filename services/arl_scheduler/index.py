@@ -192,6 +192,7 @@ class Index:
     def _queue(self, row: QueuedAction) -> None:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
         name = trajectory if row.environment["scope"] == "trajectory" else None
+        home = self._homes.get(trajectory) if trajectory is not None else None
         action = Waiting(
             id=row.id,
             cls=self._class_of(row),
@@ -201,6 +202,7 @@ class Index:
             priority=row.priority,
             deadline=row.deadline,
             trajectory=trajectory,
+            began=min(home.began, row.submitted) if home is not None else None,
         )
         self._queued[row.id] = action
         if row.deadline is not None:
@@ -210,6 +212,7 @@ class Index:
             return
         self._home_of[row.id] = name
         home = self._homes.setdefault(name, Home(name, row.environment_id or uuid4()))
+        home.began = min(home.began, row.submitted)
         insort(home.line, row.id)
         self._promote(home)
 
@@ -222,7 +225,7 @@ class Index:
     def _promote(self, home: Home) -> None:
         """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
         if home.gone and home.deleted and home.busy is None:
-            home.id, home.node = uuid4(), None
+            home.id, home.node, home.began = uuid4(), None, float("inf")
             home.known = home.assumed = home.gone = home.deleted = False
             self._living = None
         free = home.busy is None and not home.gone and not home.deleted and not home.returning
@@ -337,6 +340,7 @@ class Index:
             self._ledger.release(home.id)
             home.id = row.id
         home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
+        home.began = min(home.began, row.created)
         self._living = None
         (self._tombstones.add if row.gone and not row.deleted else self._tombstones.discard)(name)
         if row.gone:

@@ -86,6 +86,7 @@ POLL = text(f"""
            (select coalesce(json_agg(id), '[]')::text from queues where paused_at is not null) as paused,
            (select coalesce(json_agg(e), '[]')::text
               from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
+                           extract(epoch from created_at)::float8 as created,
                            ended_at is not null or lost_at is not null as gone,
                            delete_requested_at is not null as deleted
                       from environments

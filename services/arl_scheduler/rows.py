@@ -47,6 +47,7 @@ class EnvironmentRow:
     node: int
     memory_mib: int
     disk_mib: int
+    created: float
     gone: bool
     """Ended or lost."""
     deleted: bool
@@ -179,6 +180,7 @@ def _environment(entry: Mapping[str, Any]) -> EnvironmentRow:
         node=entry["node_id"],
         memory_mib=entry["memory_mib"],
         disk_mib=entry["disk_mib"],
+        created=entry["created"],
         gone=entry["gone"],
         deleted=entry["deleted"],
     )

@@ -157,6 +157,7 @@ def an_environment_row(id: UUID, trajectory: str = "x", **changed: Any) -> Envir
         "node": 1,
         "memory_mib": 100,
         "disk_mib": 10,
+        "created": 1.0,
         "gone": False,
         "deleted": False,
     }
