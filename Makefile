@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint openapi clean
 
 help:
 	@echo "make demo      bring the system up, run real rollouts, print what they earned"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow ones: kills, other users, benchmarks in short form"
 	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make openapi   write openapi/gateway.json anew, after a change of the API"
 	@echo "make clean     remove the virtual environment and caches"
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -34,6 +35,9 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+openapi: $(VENV)/.ready
+	$(BIN)/python -m arl_gateway.document > openapi/gateway.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,6 +10,7 @@ from arl_gateway.archive_routes import ARCHIVE
 from arl_gateway.archive_routes import router as archive_router
 from arl_gateway.archives import Archives
 from arl_gateway.auth import Keys
+from arl_gateway.document import describe
 from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
 from arl_gateway.keys import KeyAdmin
@@ -20,7 +21,7 @@ from arl_gateway.nodes import NodeAdmin
 from arl_gateway.places import Places
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
-from arl_gateway.routes import admin, may_administer, router
+from arl_gateway.routes import admin, may_administer, router, trajectories
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.snapshot_routes import router as snapshot_router
@@ -34,14 +35,9 @@ from arl_store.wake import Listener
 
 __all__ = ["build"]
 
-DESCRIPTION = """\
-Schedules single actions of agents in training: run a command, get its outcome.
-
-An error is an RFC 9457 problem (`application/problem+json`): act on its `code`, which is stable; `errors` names the
-fields, `trace_id` finds it in our logs. 429 and 503 say in `Retry-After` when to come back. A path that has no such
-method answers 405 with `Allow`. With an `Idempotency-Key` a submission may be sent again after any of them.
-"""
-ROUTERS = (router, live_router, environment_router, archive_router, snapshot_router, admin, node_router)
+ROUTERS = (
+    *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, admin, node_router),
+)
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
 
@@ -99,10 +95,10 @@ def build(settings: GatewaySettings) -> FastAPI:
         public=True,
         may_scrape=[may_administer],
     )
-    app.description = DESCRIPTION
     app.state.drain = partial(_drain, waiters, live)
     for each in ROUTERS:
         app.include_router(each)
+    describe(app)
     return app
 
 

@@ -50,7 +50,7 @@ from arl_wire.errors import (
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
-__all__ = ["admin", "may_administer", "router"]
+__all__ = ["admin", "may_administer", "router", "trajectories"]
 
 API_KEY = HTTPBearer(
     auto_error=False, scheme_name="ApiKey", description="An API key, `tk_…`; `tangram up` makes the first one"
@@ -155,6 +155,7 @@ LOCATION: dict[str, Any] = {"Location": {"description": "Path of the action", "s
 ETAG: dict[str, Any] = {"ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}}
 
 router = APIRouter(prefix="/v1", tags=["actions"])
+trajectories = APIRouter(prefix="/v1/trajectories", tags=["trajectories"])
 admin = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 
@@ -280,11 +281,10 @@ async def cancel_action(id: UUID, caller: Writer, actions: Service) -> Action:
     return await actions.cancel(id, caller)
 
 
-@router.delete(
-    "/trajectories/{trajectory:path}",
+@trajectories.delete(
+    "/{trajectory:path}",
     operation_id="end_trajectory",
     status_code=204,
-    tags=["trajectories"],
     responses=documented(*ANY, NotFound),
 )
 async def end_trajectory(

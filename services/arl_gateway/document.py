@@ -1,0 +1,104 @@
+"""The gateway's OpenAPI document, in the form that generators of clients read without losing anything.
+
+`python -m arl_gateway.document` writes it to standard output; `make openapi` keeps `openapi/gateway.json` at it.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+from arl_gateway.examples import EXAMPLES
+
+__all__ = ["describe"]
+
+DESCRIPTION = """\
+Schedules single actions of agents in training: run a command, get its outcome.
+
+An error is an RFC 9457 problem (`application/problem+json`): act on its `code`, which is stable; `errors` names the
+fields, `trace_id` finds it in our logs. 429 and 503 say in `Retry-After` when to come back. A path that has no such
+method answers 405 with `Allow`. With an `Idempotency-Key` a submission may be sent again after any of them.
+
+What is not there is absent and never null. A list has `next_cursor` while there is more of it; give it as `cursor`.
+Within `/v1` paths, fields, codes and values of enumerations are only added; ignore those that you do not know.
+"""
+TAGS = [
+    {"name": "actions", "description": "Submit bounded commands, wait for their outcomes, follow and cancel them"},
+    {"name": "trajectories", "description": "Rollouts: what belongs to one ends with it"},
+    {"name": "environments", "description": "Sandboxes that are kept between actions, and the files in them"},
+    {"name": "snapshots", "description": "What was written in an environment, for others to begin with"},
+    {
+        "name": "admin",
+        "description": "Nodes, keys, queues and the audit of all rows; takes a key with an `admin` scope",
+    },
+]
+SERVERS = [
+    {"url": "/", "description": "The gateway that this document comes from"},
+    {"url": "http://127.0.0.1:8700", "description": "`tangram up` on this machine"},
+]
+
+Json = dict[str, Any]
+NULL = {"type": "null"}
+
+
+def describe(app: FastAPI) -> None:
+    """Say what the routes cannot, where FastAPI serves its document."""
+    app.description = DESCRIPTION
+    app.openapi_tags = TAGS
+    app.servers = SERVERS
+    app.openapi = _Finished(app.openapi)  # type: ignore[method-assign]
+
+
+class _Finished:
+    """FastAPI makes the document anew when routes were added, and else answers the one it has."""
+
+    def __init__(self, make: Callable[[], Json]) -> None:
+        self._make = make
+        self._finished: Json = {}
+
+    def __call__(self) -> Json:
+        document = self._make()
+        if document is not self._finished:
+            _finish(document)
+            self._finished = document
+        return document
+
+
+def _finish(document: Json) -> None:
+    for schema in document["components"]["schemas"].values():
+        required = schema.get("required", [])
+        for name, value in schema.get("properties", {}).items():
+            if name not in required:
+                schema["properties"][name] = _optional(value)
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        for parameter in operation.get("parameters", []):
+            parameter["schema"] = _optional(parameter["schema"])
+        if examples := EXAMPLES.get(operation["operationId"]):
+            operation["requestBody"]["content"]["application/json"]["examples"] = examples
+
+
+def _optional(schema: Json) -> Json:
+    """Without null, for which generators make types of their own, and without objects as defaults, which they cannot
+    make: to leave the field out means the same."""
+    kept = {key: value for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))}
+    choices = [choice for choice in kept.get("anyOf", []) if choice != NULL]
+    if len(choices) == len(kept.get("anyOf", [])):
+        return kept
+    del kept["anyOf"]
+    return {**choices[0], **kept} if len(choices) == 1 else {"anyOf": choices, **kept}
+
+
+def _written() -> str:
+    """The same bytes for the same code."""
+    from arl_gateway.app import build
+    from arl_gateway.settings import GatewaySettings
+
+    unused = {"port": 1, "database_url": "postgresql://", "service_token": "-" * 16, "admission_url": "http://"}
+    app = build(GatewaySettings.model_validate(unused))
+    return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(_written())

@@ -1,0 +1,72 @@
+"""What the OpenAPI document shows for the bodies of the main operations, by operation id. A test reads each of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["EXAMPLES"]
+
+A_COMMAND: dict[str, Any] = {
+    "task": "ai-coding",
+    "kind": "exec",
+    "argv": ["python3", "-c", "print(6 * 7)"],
+    "timeout_s": 10,
+}
+IN_A_TRAJECTORY: dict[str, Any] = {
+    "task": "ai-coding",
+    "trajectory": "s12-p3-r5",
+    "step": 12,
+    "kind": "exec",
+    "argv": ["python3", "-m", "pytest", "-q"],
+    "environment": {"scope": "trajectory"},
+    "demand": {"cpu": {"min": 1, "max": 4}, "memory_mib": 512},
+    "elasticity": {"model": "amdahl", "parallel_fraction": 0.9},
+    "timeout_s": 120,
+    "deadline_s": 300,
+    "labels": {"repo": "toolz"},
+}
+A_PROGRAM: dict[str, Any] = {
+    "task": "ai-coding",
+    "kind": "exec",
+    "source": "print(open('answer.txt').read())",
+    "files": {"answer.txt": "NDI="},
+    "demand": {"cpu": 0.5, "memory_mib": 128, "pids": 16},
+}
+SOME_ID = "01920000-0000-7000-8000-000000000000"
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "submit_action": {
+        "command": {"summary": "A command in a fresh environment", "value": A_COMMAND},
+        "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": IN_A_TRAJECTORY},
+        "program": {"summary": "A Python program with a file beside it", "value": A_PROGRAM},
+    },
+    "submit_actions": {"two": {"summary": "Two actions", "value": {"actions": [A_COMMAND, A_PROGRAM]}}},
+    "wait_for_actions": {
+        "any": {
+            "summary": "Whichever settles first",
+            "value": {"ids": [SOME_ID], "until": "any", "timeout_s": 30},
+        }
+    },
+    "send_input": {
+        "line": {"summary": "A line, and nothing after it", "value": {"text": "6 * 7\n", "offset": 0, "end": True}}
+    },
+    "create_environment": {
+        "repository": {
+            "summary": "With a file and a variable of every action in it",
+            "value": {
+                "task": "ai-coding",
+                "trajectory": "s12-p3-r5",
+                "memory_mib": 512,
+                "disk_mib": 256,
+                "env": {"PYTHONDONTWRITEBYTECODE": "1"},
+                "files": {"src/solution.py": "cHJpbnQoNDIpCg=="},
+            },
+        }
+    },
+    "create_key": {
+        "reader": {
+            "summary": "One that only reads, for a month",
+            "value": {"scopes": ["actions:read"], "expires_in_s": 2592000},
+        }
+    },
+    "change_queue": {"limit": {"summary": "At most 5000 may wait", "value": {"max_queued": 5000}}},
+}
