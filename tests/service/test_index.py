@@ -10,7 +10,6 @@ from arl_core.fence import Fence
 from arl_core.model import Amounts, Environment, Grant
 from arl_core.plan import FirstComeFirstServed
 from arl_core.states import State
-from arl_core.waiting import SENIORITY_S
 from arl_scheduler.index import Index
 from arl_scheduler.repository import poll
 from arl_wire.internal import QueuedAction
@@ -390,38 +389,3 @@ class LeaderAndRows(RuleBasedStateMachine):
 
 TestLeaderAndRows = LeaderAndRows.TestCase
 TestLeaderAndRows.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, database=None)
-
-
-class TestSeniority:
-    """Who waits behind whom, by when their trajectories began."""
-
-    async def test_a_trajectory_that_began_earlier_goes_first(self) -> None:
-        index = an_index(
-            a_queued_row(1, trajectory="old", persistent=True, submitted=100.0),
-            a_queued_row(2, trajectory="young", persistent=True, submitted=101.0),
-        )
-        settled(index, a_round(index))
-        index.admit([a_queued_row(3, trajectory="young", persistent=True, submitted=110.0)])
-        index.admit([a_queued_row(4, trajectory="old", persistent=True, submitted=111.0)])
-        index.admit([a_queued_row(5, trajectory="old", submitted=112.0), a_queued_row(6, submitted=105.0)])
-        assert ids(a_round(index)) == [4, 5]
-
-    async def test_nobody_is_overtaken_for_longer_than_a_minute(self) -> None:
-        index = an_index(a_queued_row(1, trajectory="old", persistent=True, submitted=100.0))
-        settled(index, a_round(index))
-        index.admit([a_queued_row(2, submitted=1000.0), a_queued_row(3, submitted=1001.0)])
-        index.admit([a_queued_row(4, trajectory="old", persistent=True, submitted=1000.5 + SENIORITY_S)])
-        assert ids(a_round(index)) == [2, 4]
-
-    async def test_a_new_leader_knows_it_from_the_environment(self) -> None:
-        index = Index()
-        living = [
-            an_environment_row(numbered(100), "old", created=50.0),
-            an_environment_row(numbered(101), "young", created=60.0),
-        ]
-        queued = [
-            a_queued_row(1, trajectory="young", persistent=True, submitted=90.0, demand={"cpu_milli": 2000}),
-            a_queued_row(2, trajectory="old", persistent=True, submitted=91.0, demand={"cpu_milli": 2000}),
-        ]
-        index.reconcile(a_poll(queued=queued, environments=living))
-        assert ids(a_round(index)) == [2]
