@@ -108,6 +108,7 @@ def description(
     """This node's row."""
     return {
         "name": settings.node_name,
+        "kind": "cpu",
         "url": settings.url,
         "epoch": state.node_epoch,
         "driver": state.driver,

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_cpu.executor import Report
+from arl_manager.repository import GRANTED_TO_US, columns
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
@@ -20,36 +21,17 @@ __all__ = [
     "live_environments",
     "load",
     "lose_environments",
+    "lose_other_epochs",
     "poll",
     "publish_templates",
     "record_snapshot",
-    "refuse",
-    "register",
     "settle",
     "snapshots_here",
     "start",
 ]
 
-REGISTER = text("""
-    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
-    values (:name, 'cpu', :url, :epoch, :driver, cast(:capacity as jsonb), cast(:topology as jsonb),
-            cast(:enforced as jsonb), cast(:templates as jsonb))
-        on conflict (name) do update
-       set url = excluded.url, epoch = excluded.epoch, driver = excluded.driver, capacity = excluded.capacity,
-           topology = excluded.topology, enforced = excluded.enforced, templates = excluded.templates,
-           registered_at = now()
- returning id
-""")
-
 PUBLISH_TEMPLATES = text("""
     update nodes set templates = cast(:templates as jsonb) where id = :node_id and epoch = :epoch
-""")
-
-FIRST_BEAT = text("""
-    insert into node_beats (node_id, epoch, last_beat)
-    values (:node_id, :epoch, now())
-        on conflict (node_id) do update
-       set epoch = excluded.epoch, last_beat = now()
 """)
 
 # Under another epoch the environments of the old one are gone with its launcher.
@@ -120,19 +102,9 @@ _SPEC = """s.environment::text as environment, s.timeout_s, s.payload::text as p
            case when s.elastic ->> 'resource' = 'cpu_milli' then (s.elastic ->> 'max')::int else 0
             end as widest_cpu_milli"""
 
-_GRANTED_TO_US = """with ours as (
-        select a.id
-          from actions as a
-          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
-         where a.node_epoch = :epoch
-           and a.state = 'granted'
-         order by a.id
-           for no key update of a
-    )"""
-
 # The running edge, the environment's row at its first use, and the spec: one statement, one commit.
 START = text(f"""
-    {_GRANTED_TO_US}, started as (
+    {GRANTED_TO_US}, started as (
         update actions as a
            set state = 'running', started_at = now()
           from ours
@@ -172,14 +144,6 @@ LOAD = text(f"""
      where a.id = any(cast(:ids as uuid[]))
        and a.node_epoch = :epoch
        and a.state = 'running'
-""")  # noqa: S608 - constants of this module
-
-REFUSE = text(f"""
-    {_GRANTED_TO_US}
-    update actions as a
-       set state = 'queued', admitted_xid = pg_current_xact_id()
-      from ours
-     where a.id = ours.id
 """)  # noqa: S608 - constants of this module
 
 # An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
@@ -284,15 +248,9 @@ class Found:
     """Snapshots."""
 
 
-async def register(tx: WriteTx, node: dict[str, Any]) -> int:
-    """Make this node known under its epoch; what an earlier epoch held is lost."""
-    row = await tx.first(REGISTER, node)
-    if row is None:
-        raise RuntimeError("a node's upsert returned no row")
-    node_id = int(row.id)
-    await tx.execute(FIRST_BEAT, {"node_id": node_id, "epoch": node["epoch"]})
-    await tx.execute(LOSE_OTHER_EPOCHS, {"node_id": node_id, "epoch": node["epoch"]})
-    return node_id
+async def lose_other_epochs(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
+    """What an earlier epoch of the node held."""
+    return await tx.execute(LOSE_OTHER_EPOCHS, {"node_id": node_id, "epoch": epoch})
 
 
 async def publish_templates(tx: WriteTx, templates: str, *, node_id: int, epoch: UUID) -> None:
@@ -314,16 +272,12 @@ async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequenc
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, node_id: int, epoch: UUID) -> Sequence[Row]:
     """The fences that are running now, with their specs. One that does not come back was lost."""
-    return await tx.fetch(START, {**_columns(fences), "node_id": node_id, "epoch": epoch})
+    return await tx.fetch(START, {**columns(fences), "node_id": node_id, "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
     """Specs of running rows that never reached the executor."""
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
-
-
-async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
-    return await tx.execute(REFUSE, {**_columns(fences), "epoch": epoch})
 
 
 async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
@@ -371,13 +325,9 @@ async def forget_snapshots(tx: WriteTx, ids: Sequence[UUID]) -> int:
     return await tx.execute(FORGET_SNAPSHOTS, {"ids": list(ids)})
 
 
-def _columns(fences: Sequence[Fence]) -> dict[str, Any]:
-    return {"ids": [fence.action_id for fence in fences], "grant_nos": [fence.grant_no for fence in fences]}
-
-
 def _results(reports: Sequence[Report]) -> dict[str, Any]:
     return {
-        **_columns([report.fence for report in reports]),
+        **columns([report.fence for report in reports]),
         "exit_codes": [report.exit_code for report in reports],
         "signals": [report.signal for report in reports],
         "stdouts": [report.stdout.kept for report in reports],

@@ -1,19 +1,15 @@
-import socket
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from arl_core.policies import PolicyName
-from arl_kit.settings import ServiceSettings
+from arl_manager.settings import ManagerSettings
 
 __all__ = ["CpuSettings"]
 
 
-class CpuSettings(ServiceSettings):
-    scheduler_url: str = Field(description="Where to hint freed amounts; the scheduler's poll is the truth")
-    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)
-    advertise_url: str | None = Field(default=None, description="How the scheduler reaches this manager")
+class CpuSettings(ManagerSettings):
     driver: Literal["auto", "namespaces", "landlock", "bwrap", "unsafe-local", "simulated"] = "auto"
     launcher_socket: Path | None = Field(default=None, description="Where the launcher listens; not for `simulated`")
     templates_dir: Path | None = Field(default=None, description="This node's templates; without it there is `host`")
@@ -23,10 +19,6 @@ class CpuSettings(ServiceSettings):
     policy: PolicyName = Field(default=PolicyName.FCFS, description="Under `overcommitted` all actions share all cores")
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
     memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
-    node_ttl_s: float = Field(default=10.0, gt=0)
-    beat_s: float = Field(default=2.0, gt=0)
-    poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
-    poll_idle_s: float = Field(default=8.0, gt=0)
 
     @model_validator(mode="after")
     def _has_launcher(self) -> "CpuSettings":
@@ -38,7 +30,3 @@ class CpuSettings(ServiceSettings):
     def shares_cores(self) -> bool:
         """Cores are not counted: everything is admitted and the kernel divides them."""
         return self.policy is PolicyName.OVERCOMMITTED
-
-    @property
-    def url(self) -> str:
-        return self.advertise_url or f"http://{self.host}:{self.port}"

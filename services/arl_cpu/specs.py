@@ -2,8 +2,6 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Mapping
-from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
@@ -12,7 +10,7 @@ from arl_cpu.holdings import Attempt
 from arl_store.tx import Row
 from arl_wire.internal import GrantBody
 
-__all__ = ["attempt_of", "exec_spec", "grant_of", "refusal"]
+__all__ = ["attempt_of", "exec_spec", "refusal"]
 
 
 def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
@@ -74,8 +72,3 @@ def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
 
 def attempt_of(grant: GrantBody) -> Attempt:
     return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)
-
-
-def grant_of(row: Mapping[str, Any]) -> GrantBody:
-    """A row that is granted or running, as its hint was."""
-    return GrantBody.model_validate({key: row[key] for key in GrantBody.model_fields})

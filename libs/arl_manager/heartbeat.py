@@ -21,8 +21,9 @@ BEAT = "update node_beats set last_beat = now() where node_id = $1 and epoch = $
 class Heartbeat:
     """Beats until stopped. `may_start` turns False before the lease can be taken from us."""
 
-    def __init__(self, url: str, *, node_id: int, epoch: UUID, beat_s: float, ttl_s: float) -> None:
+    def __init__(self, url: str, *, name: str, node_id: int, epoch: UUID, beat_s: float, ttl_s: float) -> None:
         self._url = url
+        self._name = name
         self._node_id = node_id
         self._epoch = epoch
         self._beat_s = beat_s
@@ -58,7 +59,7 @@ class Heartbeat:
             self._url,
             timeout=CONNECT_TIMEOUT_S,
             command_timeout=CONNECT_TIMEOUT_S,
-            server_settings={"application_name": "cpu-heartbeat", "synchronous_commit": "off"},
+            server_settings={"application_name": self._name, "synchronous_commit": "off"},
         )
         try:
             while not self._stopping.is_set():

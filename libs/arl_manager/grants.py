@@ -1,0 +1,326 @@
+"""The manager contract: grants taken, started after the running commit, settled once, ended when nobody wants them.
+
+What the node is made of, and which statements write its edges, is the service's: it answers `Hardware`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_kit.batcher import Batcher
+from arl_kit.failpoints import Failpoints
+from arl_kit.loops import PollLoop
+from arl_kit.metrics import Metrics
+from arl_kit.peers import Peers
+from arl_manager import repository
+from arl_manager.heartbeat import Heartbeat
+from arl_manager.metrics import ManagerMetrics
+from arl_manager.settings import ManagerSettings
+from arl_store.tx import Row, Store, WriteTx, is_temporary
+from arl_store.wake import Notifier
+from arl_wire.internal import FenceBody, FreedHint, GrantBody
+
+__all__ = ["Grants", "Hardware", "HeldRow", "Report", "Settled", "fence_of", "grant_of"]
+
+RETRY_S = 0.5
+START_BATCH = 32
+"""Their specs come back with the running edge, and each may be megabytes."""
+
+log = logging.getLogger(__name__)
+
+HeldRow = Mapping[str, Any]
+"""A granted or running row as a poll reads it: id, grant_no, state, amounts, amounts_seq, environment_id, cancel."""
+Settled = tuple[Set[Fence], Set[Fence]]
+"""Those that settled, and those that went back to the queue; a fence that was lost is in neither."""
+
+
+class Report(Protocol):
+    """How one attempt ended."""
+
+    @property
+    def fence(self) -> Fence: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def weight(self) -> int:
+        """Bytes in the statement that settles it."""
+        ...
+
+
+AnyReport = TypeVar("AnyReport", bound=Report)
+ItsReport = TypeVar("ItsReport", bound=Report, contravariant=True)
+
+
+class Hardware(Protocol[ItsReport]):
+    """One node's: what it holds, how its attempts run, and the statements of its edges."""
+
+    @property
+    def fences(self) -> frozenset[Fence]:
+        """Attempts that hold something."""
+        ...
+
+    def has(self, fence: Fence) -> bool:
+        """Whether it is one of these."""
+        ...
+
+    def take(self, grant: GrantBody) -> bool:
+        """Hold what it needs, or say no. Waits for nothing."""
+        ...
+
+    def readopt(self, row: HeldRow) -> None:
+        """Its row runs, so it holds, whatever our arithmetic says."""
+
+    def give_back(self, fence: Fence) -> None:
+        """It holds nothing any more. Twice is harmless."""
+
+    async def poll(self) -> bool:
+        """Look at the rows; whether there is anything to do."""
+        ...
+
+    async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
+        """Commit `granted -> running`; the rows for which that took."""
+        ...
+
+    async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        """Running rows of this node, as `start_rows` answers them."""
+        ...
+
+    async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        """Run what is running by its row and holds something."""
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        """End attempts; each still reports."""
+
+    async def settle(self, reports: Sequence[ItsReport]) -> Settled:
+        """Commit outcomes."""
+        ...
+
+    def settling(self, report: ItsReport) -> None:
+        """Its outcome is committed, and it is about to give back what it holds."""
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Their reports are durable."""
+
+
+class Grants(Generic[AnyReport]):
+    """A node has the last word on capacity: what it does not take goes back to the queue."""
+
+    def __init__(
+        self,
+        hardware: Hardware[AnyReport],
+        *,
+        store: Store,
+        peers: Peers,
+        notifier: Notifier,
+        settings: ManagerSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._hardware = hardware
+        self._store, self._peers, self._notifier = store, peers, notifier
+        self._settings = settings
+        self._failpoints = Failpoints(settings.failpoints)
+        self._killed: set[Fence] = set()
+        self._starts: Batcher[Fence, None] = Batcher(self._start, max_batch=START_BATCH)
+        self._settles: Batcher[AnyReport, None] = Batcher(self._settle, max_batch=200)
+        self._polls = PollLoop("manager poll", hardware.poll, busy_s=settings.poll_busy_s, idle_s=settings.poll_idle_s)
+        self._metrics = ManagerMetrics(metrics)
+        metrics.follow(self._metrics.poll_failures, lambda: self._polls.failures_total)
+        metrics.on_scrape(self._show)
+        self._heartbeat: Heartbeat | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self.node_id = 0
+        self.epoch = UUID(int=0)
+
+    async def register(self, tx: WriteTx, node: Mapping[str, Any]) -> None:
+        """Make the node known; with the commit there are edges to write."""
+        self.node_id = await repository.register(tx, node)
+        self.epoch = node["epoch"]
+
+    def begin(self, *, name: str) -> None:
+        """Beat and poll; what an earlier life left is adopted by now."""
+        url, how = self._settings.database_url.get_secret_value(), self._settings
+        self._heartbeat = Heartbeat(
+            url, name=name, node_id=self.node_id, epoch=self.epoch, beat_s=how.beat_s, ttl_s=how.node_ttl_s
+        )
+        self._heartbeat.start()
+        self._polls.start()
+        self.hint_freed([], requeued=[])
+
+    async def stop_looking(self) -> None:
+        await self._polls.stop()
+
+    async def end(self) -> None:
+        """Settle what has ended, and beat no more."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=5.0)
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+
+    async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
+        """A copy of granted rows. A fence already seen is nothing new; one that does not fit goes back."""
+        if epoch != self.epoch or self._heartbeat is None or not self._heartbeat.may_start():
+            return
+        refused = []
+        for grant in grants:
+            fence = fence_of(grant)
+            if self._hardware.has(fence):
+                continue
+            if not self._hardware.take(grant):
+                refused.append(fence)
+                continue
+            self._polls.hurry()
+            self.in_background(self._starts.submit(fence))
+        if refused:
+            self._metrics.refused.inc(len(refused))
+            async with self._store.write() as tx:
+                await repository.refuse(tx, refused, epoch=self.epoch)
+            self.hint_freed(refused, requeued=refused)
+
+    async def start_found(self, held: Iterable[HeldRow], *, before: frozenset[Fence]) -> dict[Fence, HeldRow]:
+        """Start what a poll found and no hint brought; the running rows of that poll.
+
+        `before` is what held something when the poll was sent.
+        """
+        rows = {_fence_of_row(row): row for row in held}
+        granted = [grant_of(row) for fence, row in rows.items() if row["state"] == "granted" and fence not in before]
+        if granted:
+            await self.offer(granted, epoch=self.epoch)
+        running = {fence: row for fence, row in rows.items() if row["state"] == "running"}
+        await self._start_stranded(running)
+        return running
+
+    async def end_unwanted(self, held: Iterable[HeldRow], *, before: frozenset[Fence]) -> None:
+        """End what the same poll says is lost, or is to be cancelled."""
+        rows = {_fence_of_row(row): row for row in held}
+        lost = {fence for fence in before if fence not in rows}
+        wished = {fence for fence, row in rows.items() if row["cancel"]}
+        await self.kill((lost | wished) & self._hardware.fences)
+
+    async def launch_missing(self, fences: Sequence[Fence]) -> None:
+        """What is running by its row, and never reached whatever runs it."""
+        if not fences:
+            return
+        rows = await self._hardware.load([fence.action_id for fence in fences])
+        found = {Fence(row.id, row.grant_no): row for row in rows}
+        for fence in fences:
+            if fence not in found:
+                self._give_back(fence)
+        await self._hardware.launch(found)
+
+    async def kill(self, fences: Set[Fence]) -> None:
+        """Each once."""
+        new = sorted(fences - self._killed)
+        if new:
+            self._killed.update(new)
+            await self._hardware.kill(new)
+
+    def is_killed(self, fence: Fence) -> bool:
+        return fence in self._killed
+
+    async def settle(self, report: AnyReport) -> None:
+        """Returns once the database took it."""
+        while True:
+            try:
+                await self._settles.submit(report, weight=report.weight)
+            except Exception as error:  # noqa: BLE001 - the report is kept until the database takes it
+                log.warning("settle of %s failed, trying again: %r", report.fence, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    def hint_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence]) -> None:
+        body = FreedHint(fences=_bodies(fences), requeued=_bodies(requeued))
+        self._peers.hint(f"{self._settings.scheduler_url}/internal/freed", body)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+
+    async def _start(self, fences: Sequence[Fence]) -> Sequence[None]:
+        """Nothing starts before its guarded `granted -> running` has committed."""
+        self._metrics.starts.observe(len(fences))
+        try:
+            rows = await self._hardware.start_rows(fences)
+        except Exception:
+            # Not known whether it committed: the poll reads the rows and starts what is running and not here.
+            for fence in fences:
+                self._give_back(fence)
+            raise
+        self._failpoints.hit("manager.after_running")
+        started = {Fence(row.id, row.grant_no): row for row in rows}
+        for fence in fences:
+            if fence not in started:
+                self._give_back(fence)
+        await self._hardware.launch(started)
+        return [None] * len(fences)
+
+    async def _settle(self, reports: Sequence[AnyReport]) -> Sequence[Exception | None]:
+        """One that can't be written must not keep the others: then each goes alone."""
+        try:
+            await self._settle_together(reports)
+        except Exception as error:  # noqa: BLE001 - each reporter hears of it and tries again
+            if len(reports) == 1 or is_temporary(error):
+                return [error] * len(reports)
+            return [(await self._settle([report]))[0] for report in reports]
+        return [None] * len(reports)
+
+    async def _settle_together(self, reports: Sequence[AnyReport]) -> None:
+        self._failpoints.hit("manager.after_exit_before_settle")
+        settled, requeued = await self._hardware.settle(reports)
+        self._count(reports, settled, requeued)
+        fences = [report.fence for report in reports]
+        for report in reports:
+            self._hardware.settling(report)
+            self._give_back(report.fence)
+        self._notifier.notify()
+        self.hint_freed(fences, requeued=requeued)
+        await self._hardware.acknowledge(fences)
+
+    def _count(self, reports: Sequence[AnyReport], settled: Set[Fence], requeued: Set[Fence]) -> None:
+        self._metrics.settles.observe(len(reports))
+        self._metrics.requeued.inc(len(requeued))
+        for report in reports:
+            if report.fence in settled:
+                self._metrics.settled.labels(report.outcome).inc()
+
+    async def _show(self) -> None:
+        self._metrics.running.set(len(self._hardware.fences))
+
+    def _give_back(self, fence: Fence) -> None:
+        self._hardware.give_back(fence)
+        self._killed.discard(fence)
+
+    async def _start_stranded(self, running: Mapping[Fence, HeldRow]) -> None:
+        """Rows that are running and unknown here: their commit was lost sight of, so nothing has started."""
+        missing = [fence for fence in running if not self._hardware.has(fence)]
+        for fence in missing:
+            self._hardware.readopt(running[fence])
+        await self.launch_missing(missing)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("background work failed: %r", error)
+
+
+def fence_of(grant: GrantBody) -> Fence:
+    return Fence(grant.id, grant.grant_no)
+
+
+def grant_of(row: HeldRow) -> GrantBody:
+    """A row that is granted or running, as its hint was."""
+    return GrantBody.model_validate({key: row[key] for key in GrantBody.model_fields})
+
+
+def _fence_of_row(row: HeldRow) -> Fence:
+    return Fence(UUID(row["id"]), row["grant_no"])
+
+
+def _bodies(fences: Iterable[Fence]) -> list[FenceBody]:
+    return [FenceBody(id=fence.action_id, grant_no=fence.grant_no) for fence in fences]
