@@ -1,0 +1,58 @@
+"""Which items of which actions go to the device together. There is no timer: a batch leaves when the device is free.
+
+Costs and lengths are in tokens.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+__all__ = ["buckets", "next_batch", "padding"]
+
+
+def next_batch(waiting: Sequence[Sequence[int]], *, budget: int) -> list[int]:
+    """How many items of each waiting action go next, given the costs of those that it still has.
+
+    In turns, so that an action of one item is not behind all of one with hundreds. Never above `budget`, except
+    that there is always one item; never an empty batch while anything waits.
+    """
+    taken = [0] * len(waiting)
+    turns = deque(range(len(waiting)))
+    spent = 0
+    while turns:
+        action = turns.popleft()
+        if taken[action] == len(waiting[action]):
+            continue
+        cost = waiting[action][taken[action]]
+        if spent and spent + cost > budget:
+            break
+        spent += cost
+        taken[action] += 1
+        turns.append(action)
+    return taken
+
+
+def buckets(lengths: Sequence[int], *, max_tokens: int, max_padding: float = 0.15) -> list[list[int]]:
+    """Indices of texts that are padded to one length together; short ones never to that of much longer ones.
+
+    A bucket has at most `max_tokens` with its padding, or one text; at most the share `max_padding` of it is padding.
+    """
+    found: list[list[int]] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lambda at: (lengths[at], at)):
+        longest = max(1, lengths[index])
+        if found:
+            padded = longest * (len(found[-1]) + 1)
+            fits = padded <= max_tokens and padded - tokens - longest <= max_padding * padded
+            if fits:
+                found[-1].append(index)
+                tokens += longest
+                continue
+        found.append([index])
+        tokens = longest
+    return found
+
+
+def padding(lengths: Sequence[int], grouped: Sequence[Sequence[int]]) -> float:
+    """The share of padding in all tokens that are computed; 0 where there are none."""
+    padded = sum(max(1, *(lengths[at] for at in group)) * len(group) for group in grouped)
+    return 1 - sum(max(1, length) for length in lengths) / padded if padded else 0.0

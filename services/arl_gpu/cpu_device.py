@@ -1,0 +1,116 @@
+"""A device in host memory: an arena of a fixed size, real copies by a thread of its own, faults on demand.
+
+Where there is no GPU, services are resident here and are computed from here; nothing else of the manager differs.
+"""
+
+import mmap
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
+
+__all__ = ["CpuDevice", "Fault"]
+
+ALIGNMENT = 4096
+"""Of a block's place, so that its pages can be given back to the system."""
+ROUNDING = 256
+"""Blocks for whose rounding there is room beyond the capacity."""
+CHUNK = 64 << 20
+
+Fault = Callable[[str, int], bool]
+"""Told `alloc` or `copy` and a size before each; True makes it fail."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    offset: int
+    size: int
+    arena: memoryview
+
+    def view(self) -> memoryview:
+        return self.arena[self.offset : self.offset + self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    copied: "Future[None]"
+
+    def wait(self) -> None:
+        self.copied.result()
+
+
+class CpuDevice:
+    """Answers `arl_gpu.device.Device`. `bytes_per_s` makes copies as slow as a bus of that bandwidth."""
+
+    kind = "cpu"
+
+    def __init__(self, capacity: int, *, bytes_per_s: float | None = None, fault: Fault | None = None) -> None:
+        self.capacity = capacity
+        self._bytes_per_s = bytes_per_s
+        self._fault = fault or (lambda _what, _size: False)
+        # Pages that nobody wrote to cost nothing, and places are rounded up.
+        room = _aligned(max(1, capacity)) + ROUNDING * ALIGNMENT
+        self._map = mmap.mmap(-1, room)
+        self._arena = memoryview(self._map)
+        self._blocks: list[_Block] = []
+        """In order of their places."""
+        self._copier: ThreadPoolExecutor | None = None
+
+    @property
+    def used(self) -> int:
+        return sum(block.size for block in self._blocks)
+
+    def alloc(self, size: int) -> Block:
+        """The first gap that is wide enough."""
+        if size <= 0:
+            raise ValueError("a block has at least one byte")
+        if self._fault("alloc", size) or self.used + size > self.capacity:
+            raise DeviceFull(f"{size} bytes asked for, {self.capacity - self.used} of {self.capacity} are free")
+        at, offset = 0, 0
+        for at, block in enumerate([*self._blocks, None]):  # noqa: B007 - the place in order is what is looked for
+            end = block.offset if block is not None else len(self._arena)
+            if end - offset >= size:
+                break
+            offset = _aligned(block.offset + block.size) if block is not None else end
+        else:
+            raise DeviceFull(
+                f"{size} bytes asked for; no gap is that wide, though {self.capacity - self.used} are free"
+            )
+        made = _Block(offset, size, self._arena)
+        self._blocks.insert(at, made)
+        return made
+
+    def copy_async(self, block: Block, content: memoryview) -> Event:
+        if len(content) != block.size:
+            raise ValueError(f"{len(content)} bytes for a block of {block.size}")
+        if self._copier is None:
+            self._copier = ThreadPoolExecutor(1, thread_name_prefix="device copy")
+        return _Event(self._copier.submit(self._copy, block.view(), content))
+
+    def free(self, block: Block) -> None:
+        mine = next((each for each in self._blocks if each is block), None)
+        if mine is None:
+            raise ValueError("this block was freed before")
+        self._blocks.remove(mine)
+        self._map.madvise(mmap.MADV_DONTNEED, mine.offset, _aligned(mine.size))
+
+    def close(self) -> None:
+        if self._copier is not None:
+            self._copier.shutdown()
+
+    def _copy(self, target: Any, content: memoryview) -> None:
+        for start in range(0, len(content), CHUNK):
+            piece = content[start : start + CHUNK]
+            if self._fault("copy", len(piece)):
+                raise CopyFailed(f"the copy broke off after {start} of {len(content)} bytes")
+            begun = time.monotonic()
+            target[start : start + len(piece)] = piece
+            if self._bytes_per_s:
+                time.sleep(max(0.0, len(piece) / self._bytes_per_s - (time.monotonic() - begun)))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

