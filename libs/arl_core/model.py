@@ -1,7 +1,7 @@
 """What the scheduler knows of actions, nodes and environments.
 
 All amounts are integers: `cpu_milli` (milli-cores), `memory_mib`, `disk_mib`, `gpu` (devices),
-`slots`, `concurrency`. Times are seconds of the database's clock, as a float since the epoch.
+`slots:SERVICE`, `concurrency`. Times are seconds of the database's clock, as a float since the epoch.
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ __all__ = [
     "Waiting",
     "action_part",
     "environment_part",
+    "slots_of",
 ]
 
 Amounts = Mapping[str, int]
@@ -49,6 +50,11 @@ def environment_part(amounts: Amounts) -> dict[str, int]:
 def action_part(amounts: Amounts) -> dict[str, int]:
     """What an action in a persistent environment holds itself."""
     return {resource: amount for resource, amount in amounts.items() if resource not in ENVIRONMENT_RESOURCES}
+
+
+def slots_of(service: str) -> str:
+    """The resource that an action of this reward service demands."""
+    return f"slots:{service}"
 
 
 class Shape(StrEnum):

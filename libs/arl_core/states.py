@@ -34,9 +34,10 @@ class Role(StrEnum):
     ADMISSION = "admission"
     SCHEDULER = "scheduler"
     CPU = "cpu"
+    GPU = "gpu"
 
 
-MANAGERS = frozenset({Role.CPU})
+MANAGERS = frozenset({Role.CPU, Role.GPU})
 
 _ADMISSION = frozenset({Role.ADMISSION})
 _SCHEDULER = frozenset({Role.SCHEDULER})

@@ -30,6 +30,7 @@ def spawn(
     output: int | IO[bytes],
     account: Account | None = None,
     before_exec: Callable[[], None] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own. The kernel kills it when the calling thread ends, however that ends.
 
@@ -47,6 +48,7 @@ def spawn(
         user=account.uid if account else None,
         group=account.gid if account else None,
         extra_groups=[] if account else None,
+        pass_fds=pass_fds,
         preexec_fn=_die_with(os.getpid(), before_exec),  # runs after the change of user, which clears the death signal
     )
 

@@ -42,6 +42,12 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert, update on environments",
         "insert, delete on snapshots",
     ),
+    Role.GPU: (
+        "update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
+        "insert on action_results",
+        "insert, update on nodes",
+        "insert, update on node_beats",
+    ),
 }
 
 

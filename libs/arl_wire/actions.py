@@ -17,8 +17,11 @@ from pydantic import (
 )
 
 from arl_core.states import Outcome, State
+from arl_wire.base import Strict
 from arl_wire.checks import StrictBase64, no_nul, relative_path
+from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
 from arl_wire.errors import Problem
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
 
 __all__ = [
     "HOST",
@@ -43,7 +46,6 @@ __all__ = [
 
 HOST = "host"
 """The template that every node has."""
-MAX_CPU = 4096
 MAX_MIB = 64 << 20
 MAX_FILES = 1000
 MAX_COMMAND = 256 << 10
@@ -66,10 +68,7 @@ Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
 
 
 OF_PROGRAMS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+NOT_OF_SCORES = (*OF_PROGRAMS, "env", "files", "fetch", "environment", "demand", "elasticity", "require")
 
 
 class CpuRange(Strict):
@@ -102,39 +101,6 @@ class Demand(Strict):
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
 
 
-class Amdahl(Strict):
-    """d(k) = d(1) * ((1 - f) + f / k)."""
-
-    model: Literal["amdahl"]
-    parallel_fraction: float = Field(ge=0, le=1)
-
-
-class Table(Strict):
-    """Measured seconds by number of cores."""
-
-    model: Literal["table"]
-    seconds: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        min_length=1, max_length=64, examples=[{"1": 8.0, "2": 4.4, "4": 2.9}]
-    )
-
-    @model_validator(mode="after")
-    def _numeric(self) -> "Table":
-        for cores in self.seconds:
-            try:
-                ok = 0.01 <= float(cores) <= MAX_CPU
-            except ValueError:
-                ok = False
-            if not ok:
-                raise ValueError(f"{cores!r} is not a number of cores")
-        return self
-
-
-class NoElasticity(Strict):
-    """More cores bring nothing."""
-
-    model: Literal["none"]
-
-
 class EnvironmentRequest(Strict):
     """Where the action runs.
 
@@ -154,7 +120,7 @@ class EnvironmentRequest(Strict):
 
 
 class SubmitAction(Strict):
-    """One bounded command or Python program.
+    """One bounded command or Python program, or, of kind `score`, `items` for a reward `service`.
 
     The other kinds run nothing and need no cores: `environment.create` makes the trajectory's environment,
     `environment.files` writes `files` into it and returns those of `fetch`. `environment.transfer` is how
@@ -177,7 +143,7 @@ class SubmitAction(Strict):
         }
     )
 
-    kind: Literal["exec", "environment.create", "environment.files", "environment.transfer"] = "exec"
+    kind: Literal["exec", "score", "environment.create", "environment.files", "environment.transfer"] = "exec"
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
     step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
@@ -216,6 +182,10 @@ class SubmitAction(Strict):
         default=300, gt=0, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
     )
     demand: Demand = Demand()
+    service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/services")
+    items: list[ScoreItem] = Field(
+        default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: texts, and what each is compared with"
+    )
     elasticity: Annotated[Amdahl | Table | NoElasticity, Field(discriminator="model")] = NoElasticity(model="none")
     priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first")
     deadline_s: float | None = Field(
@@ -234,11 +204,26 @@ class SubmitAction(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SubmitAction":
+        if self.kind == "score":
+            self._names_what_is_scored()
+            return self
+        if self.service is not None or self.items:
+            raise ValueError(f"kind `{self.kind}` scores nothing; it takes no service and no items")
         if self.kind == "exec":
             self._runs_one_program()
-        elif given := [name for name in OF_PROGRAMS if getattr(self, name)]:
+        else:
+            self._runs_nothing()
+        if self.environment.id is not None:
+            if self.kind == "environment.create":
+                raise ValueError("environment.id names one that is there; one that is to be made has none yet")
+        elif self.environment.scope == "trajectory" and self.trajectory is None:
+            raise ValueError("environment.scope `trajectory` needs a trajectory")
+        return self
+
+    def _runs_nothing(self) -> None:
+        if given := [name for name in OF_PROGRAMS if getattr(self, name)]:
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no {' and no '.join(given)}")
-        elif self.environment.scope != "trajectory" and self.environment.id is None:
+        if self.environment.scope != "trajectory" and self.environment.id is None:
             raise ValueError(
                 f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"
             )
@@ -246,12 +231,14 @@ class SubmitAction(Strict):
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no env")
         if self.kind == "environment.transfer" and (self.files or self.fetch):
             raise ValueError("kind `environment.transfer` takes no files; they come by a request of their own")
-        if self.environment.id is not None:
-            if self.kind == "environment.create":
-                raise ValueError("environment.id names one that is there; one that is to be made has none yet")
-        elif self.environment.scope == "trajectory" and self.trajectory is None:
-            raise ValueError("environment.scope `trajectory` needs a trajectory")
-        return self
+
+    def _names_what_is_scored(self) -> None:
+        if self.service is None or not self.items:
+            raise ValueError("kind `score` needs a service and items")
+        if sum(item.characters for item in self.items) > MAX_CHARACTERS:
+            raise ValueError(f"the items have more than {MAX_CHARACTERS} characters; use several actions")
+        if given := [name for name in NOT_OF_SCORES if getattr(self, name) != _default(name)]:
+            raise ValueError(f"kind `score` runs no program; it takes no {' and no '.join(given)}")
 
     def _runs_one_program(self) -> None:
         if [self.argv, self.source, self.session].count(None) != 2:
@@ -268,6 +255,10 @@ class SubmitAction(Strict):
             raise ValueError("a session has its own directory and variables; change them by its commands")
         if self.environment.id is None and self.environment.scope != "trajectory":
             raise ValueError("a session lives in a kept environment: environment.scope `trajectory`, or an id")
+
+
+def _default(name: str) -> Any:
+    return SubmitAction.model_fields[name].get_default(call_default_factory=True)
 
 
 class SubmitBatch(Strict):
@@ -312,6 +303,7 @@ class ActionResult(BaseModel):
     peak_memory_mib: float = 0.0
     left_behind: int = Field(default=0, description="Its processes still in the environment, frozen")
     enforcement: dict[str, str] = Field(default_factory=dict, description="What held: enforced, best_effort, absent")
+    scores: list[Score] | None = Field(default=None, description="Of kind `score`: one for each item, in their order")
 
 
 class Times(BaseModel):

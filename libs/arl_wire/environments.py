@@ -15,11 +15,11 @@ from arl_wire.actions import (
     LabelValue,
     Name,
     RelativePath,
-    Strict,
     TemplateName,
     Text,
     VariableName,
 )
+from arl_wire.base import Strict
 
 __all__ = ["CreateEnvironment", "Environment", "EnvironmentPage", "EnvironmentState"]
 

@@ -11,6 +11,7 @@ TangramError
 │   ├── DemandImpossible        no node could ever run it
 │   ├── RequirementNotEnforced  no node enforces what it requires
 │   ├── TemplateUnknown         no node has the template it begins with
+│   ├── ServiceUnknown          no node has the reward service it names
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
 │   ├── QueueFull               the task has too many actions waiting
@@ -43,6 +44,7 @@ __all__ = [
     "RateLimited",
     "RequestTimeout",
     "RequirementNotEnforced",
+    "ServiceUnknown",
     "TangramError",
     "TemplateUnknown",
     "TooLarge",
@@ -179,6 +181,10 @@ class RequirementNotEnforced(Unprocessable):
 
 class TemplateUnknown(Unprocessable):
     code, title = "template_unknown", "No node has this template"
+
+
+class ServiceUnknown(Unprocessable):
+    code, title = "service_unknown", "No node has this reward service"
 
 
 class IdempotencyKeyReused(Unprocessable):

@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, Field, model_validator
 
 from arl_core.states import Outcome, State
-from arl_wire.actions import Base64, Strict, Text
+from arl_wire.actions import Base64, Text
+from arl_wire.base import Strict
 
 __all__ = ["MAX_INPUT", "InputTaken", "OutputChunk", "OutputEnd", "OutputRestart", "OutputTruncated", "SendInput"]
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
-from arl_core.model import Shape
+from arl_core.model import Shape, slots_of
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
 from arl_wire.internal import AdmitItem, QueuedAction
 
@@ -89,7 +89,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
         idempotent=action.idempotent,
         deadline_s=action.deadline_s,
         class_key=_class_key(queue_id, item, demand, elastic),
-        shape=Shape.DIVISIBLE.value,
+        shape=(Shape.QUOTA if action.kind == "score" else Shape.DIVISIBLE).value,
         demand=json.dumps(demand),
         elastic=json.dumps(elastic) if elastic else None,
         environment=json.dumps(environment),
@@ -106,7 +106,9 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
 
 
 def demand_of(action: SubmitAction) -> dict[str, int]:
-    """Minimum amounts in integers. What runs nothing needs no cores."""
+    """Minimum amounts in integers. What runs nothing needs no cores; what is scored needs a slot of its service."""
+    if action.service is not None:
+        return {slots_of(action.service): 1}
     cpu = action.demand.cpu
     minimum = cpu.min if isinstance(cpu, CpuRange) else cpu
     return {
@@ -146,7 +148,7 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, program and demand shape share a class."""
     action, begins_with = item.action, item.begins_with
-    program = action.argv[0] if action.argv else "python" if action.session is None else "session"
+    program = action.service or (action.argv[0] if action.argv else "python" if action.session is None else "session")
     home: list[Any] = [action.environment.scope, action.environment.template]
     if begins_with is not None:
         home.append(begins_with.node)
@@ -157,6 +159,8 @@ def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: 
 
 def _payload(action: SubmitAction) -> dict[str, Any]:
     """What only the manager reads. Bytes in base64."""
+    if action.kind == "score":
+        return {"service": action.service, "items": [item.model_dump() for item in action.items]}
     return {
         "argv": action.argv,
         "source": action.source,

@@ -257,9 +257,9 @@ DROP_EMPTY_PARTITIONS = text("""
 """)
 
 NODE_CAPACITIES = text("""
-    select capacity::text as capacity, enforced::text as enforced, templates::text as templates
+    select kind, capacity::text as capacity, enforced::text as enforced, templates::text as templates,
+           services::text as services
       from nodes
-     where kind = 'cpu'
 """)
 
 

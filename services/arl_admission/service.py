@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -27,6 +27,7 @@ from arl_wire.errors import (
     IdempotencyKeyReused,
     QueueFull,
     RequirementNotEnforced,
+    ServiceUnknown,
     TangramError,
     TemplateUnknown,
     Unavailable,
@@ -71,6 +72,8 @@ class _Fleet:
     """What the registered nodes have and enforce, for refusing what can never run."""
 
     nodes: list[_Node] = field(default_factory=list)
+    services: set[str] | None = None
+    """Of all nodes that have any kind of device; None where there is no such node."""
     read_at: float = float("-inf")
 
 
@@ -151,6 +154,8 @@ class Admission:
 
     def _refusal(self, action: SubmitAction) -> TangramError | None:
         """Nothing is refused while no node is registered: it waits for one."""
+        if action.kind == "score":
+            return _unknown_service(action.service, self._fleet.services)
         if not self._fleet.nodes:
             return None
         needed = demand_of(action)
@@ -183,12 +188,16 @@ class Admission:
                 {HOST, *(entry["name"] for entry in json.loads(row.templates))},
             )
             for row in rows
+            if row.kind == "cpu"
         ]
+        offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
+        self._fleet.services = {entry["name"] for offer in offers for entry in offer} if offers else None
 
     def _has_all(self, items: Sequence[AdmitItem]) -> bool:
-        """Whether a template that they name may have been imported since the last look."""
+        """Whether a template or service that they name may have come since the last look."""
         known = {None}.union(*(node.templates for node in self._fleet.nodes))
-        return all(item.action.environment.template in known for item in items)
+        services = {None, *(self._fleet.services or ())}
+        return all(item.action.environment.template in known and item.action.service in services for item in items)
 
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
@@ -346,6 +355,14 @@ def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:
     there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
     message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
     return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
+
+
+def _unknown_service(name: str | None, known: Set[str] | None) -> ServiceUnknown | None:
+    if known is None or name in known:
+        return None
+    there = f"there is {', '.join(sorted(known))}" if known else "there is none; `tangram doctor` says how to get one"
+    message = f"no node has {name!r}; {there}"
+    return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
 
 
 def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) -> DemandImpossible:

@@ -21,6 +21,8 @@ from arl_gateway.nodes import NodeAdmin
 from arl_gateway.places import Places
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
+from arl_gateway.reward_routes import router as reward_router
+from arl_gateway.rewards import Rewards
 from arl_gateway.routes import admin, may_administer, router, trajectories
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
@@ -36,7 +38,8 @@ from arl_store.wake import Listener
 __all__ = ["build"]
 
 ROUTERS = (
-    *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, admin, node_router),
+    *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, reward_router),
+    *(admin, node_router),
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
@@ -68,10 +71,10 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.live = live
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
+        app.state.rewards = Rewards(store)
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
-        await peers.start()
-        await nodes.start()
-        await listener.start()
+        for each in (peers, nodes, listener):
+            await each.start()
         waiters.start()
         yield
         await actions.drain()

@@ -49,6 +49,13 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "send_input": {
         "line": {"summary": "A line, and nothing after it", "value": {"text": "6 * 7\n", "offset": 0, "end": True}}
     },
+    "change_node": {
+        "drain": {
+            "summary": "Empty it: what lives there has an hour to end",
+            "value": {"cordoned": True, "drain_deadline_s": 3600},
+        },
+        "open": {"summary": "Open it again", "value": {"cordoned": False}},
+    },
     "create_environment": {
         "repository": {
             "summary": "With a file and a variable of every action in it",

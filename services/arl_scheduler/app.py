@@ -47,7 +47,7 @@ def build(settings: SchedulerSettings) -> FastAPI:
     app = create_app(
         title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
-    hops = Hops(settings, "admission", "cpu")
+    hops = Hops(settings, "admission", "cpu", "gpu")
     add_hops(hops, rounds)
     app.router.routes.extend(hops.routes)
     return app

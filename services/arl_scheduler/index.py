@@ -30,6 +30,9 @@ from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
 
+SHAPES = {"gpu": Shape.QUOTA}
+"""How amounts are placed on nodes of a kind; on any other they are divisible."""
+
 
 class Index:
     def __init__(self, policy: Policy | None = None) -> None:
@@ -370,7 +373,7 @@ class Index:
         return Pool(
             node=node.id,
             kind=node.kind,
-            shape=Shape.DIVISIBLE,
+            shape=SHAPES.get(node.kind, Shape.DIVISIBLE),
             capacity=node.capacity,
             free=self._ledger.free(node.id),
             accepting=alive and not node.closed,

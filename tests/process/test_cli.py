@@ -70,7 +70,7 @@ class TestSystem:
         status = machine.status()
         assert status["ready"]
         assert set(status["processes"]) == {
-            "postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gateway"
+            "postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "gateway"
         }  # fmt: skip
 
     def test_a_second_up_attaches(self, machine: Machine) -> None:

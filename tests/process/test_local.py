@@ -23,7 +23,7 @@ from support.conditions import eventually, is_running
 
 MACHINE = [sys.executable, str(Path(__file__).parents[1] / "support" / "dummy_machine.py")]
 TANGRAM = [sys.executable, "-m", "arl_tangram.cli"]
-EVERYBODY = {"postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gateway"}
+EVERYBODY = {"postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "gateway"}
 
 
 def run(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ class TestUp:
 
     def test_nobody_else_can_read_the_state(self, ready: Machine) -> None:
         secrets = [ready.directory / "api_key", *ready.directory.glob("tokens/*"), *ready.directory.glob("passwords/*")]
-        assert len(secrets) == 9
+        assert len(secrets) == 11
         assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
         assert stat.S_IMODE(ready.directory.stat().st_mode) == 0o700
 
@@ -111,7 +111,7 @@ class TestUp:
         told = {name: ready.environment_of(name).keys() for name in EVERYBODY}
         assert not any("TOKEN" in key or "DATABASE" in key for key in told["cpu-launcher"] | told["postgres"])
         urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.endpoints()}
-        assert len(urls) == 4
+        assert len(urls) == 5
         assert "TANGRAM_LAUNCHER_SOCKET" not in told["gateway"] | told["admission"] | told["scheduler"]
 
     @pytest.mark.parametrize(
@@ -119,8 +119,9 @@ class TestUp:
         [
             ("gateway", set()),
             ("admission", {"gateway"}),
-            ("scheduler", {"admission", "cpu"}),
+            ("scheduler", {"admission", "cpu", "gpu"}),
             ("cpu", {"scheduler", "gateway"}),
+            ("gpu", {"scheduler"}),
         ],
     )
     def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:

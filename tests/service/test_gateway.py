@@ -103,7 +103,7 @@ class TestProblems:
             ({"demand": {"memory_mib": "much"}}, "demand.memory_mib"),
             ({"argv": None}, "body"),
             ({"argv": ["a\x00b"]}, "argv.0"),
-            ({"kind": "score"}, "kind"),
+            ({"kind": "paint"}, "kind"),
             ({"timeout_s": 0}, "timeout_s"),
             ({"files": {"../up": ""}}, "files.../up.[key]"),
         ],

@@ -35,6 +35,7 @@ OWN_COLUMNS = {
     Role.ADMISSION: "cancel_requested_at = now()",
     Role.SCHEDULER: "amounts_seq = amounts_seq + 1",
     Role.CPU: "run_us = 1",
+    Role.GPU: "run_us = 1",
 }
 
 
@@ -144,6 +145,8 @@ class TestRights:
             (Role.CPU, "update leader_term set term = term + 1 where $1::uuid is not null"),
             (Role.CPU, "update action_specs set timeout_s = 1 where id = $1"),
             (Role.CPU, "delete from action_results where id = $1"),
+            (Role.GPU, "update actions set amounts = '{}' where id = $1"),
+            (Role.GPU, "update environments set lost_at = now() where id = $1"),
             (Role.SCHEDULER, "delete from actions where id = $1"),
             (Role.SCHEDULER, "select drop_empty_partitions(now()) where $1::uuid is not null"),
         ],

@@ -26,8 +26,9 @@ API_KEY = "tk_0123456789abcdef0123456789abcdef"
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
 ACCEPT = {
     "admission": ("gateway",),
-    "scheduler": ("admission", "cpu"),
+    "scheduler": ("admission", "cpu", "gpu"),
     "cpu": ("scheduler", "gateway"),
+    "gpu": ("scheduler",),
     "gateway": (),
 }
 READY_S = 20.0
@@ -144,6 +145,8 @@ class System:
             "TANGRAM_ADMISSION_URL": self.url_of("admission"),
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }
+        if service_name == "gpu":
+            service |= {"TANGRAM_NODE_NAME": f"{sandbox['TANGRAM_NODE_NAME']}-gpu"}
         if service_name == "cpu":
             service |= sandbox | {"TANGRAM_SNAPSHOTS_DIR": str(self.directory / "snapshots")}
             service |= {"TANGRAM_CPU_CORES": str(self.cores)} if self.cores else {}
@@ -157,7 +160,9 @@ async def running_system(
     driver: str = "simulated",
     cores: int | None = None,
     overrides: dict[str, dict[str, str]] | None = None,
+    scores: bool = False,
 ) -> AsyncIterator[System]:
+    """With `scores` there is a GPU node, too; few tests need one."""
     directory = Path(tempfile.mkdtemp(prefix="tangram-"))
     system = System(directory, owner_url, driver, cores, overrides or {})
     system.ports = dict(zip(SERVICES, _free_ports(len(SERVICES)), strict=True))
@@ -165,7 +170,7 @@ async def running_system(
     try:
         if driver != "simulated":
             await system.start("launcher")
-        for name in SERVICES:
+        for name in (*SERVICES, "gpu") if scores else SERVICES:
             await system.start(name)
         yield system
     finally:

@@ -14,7 +14,7 @@ from arl_kit.supervisor import ProcessSpec
 
 __all__ = ["DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan"]
 
-SERVICES = ("admission", "scheduler", "cpu", "gateway")
+SERVICES = ("admission", "scheduler", "cpu", "gpu", "gateway")
 """In the order in which they start."""
 
 LAUNCHER_NO_SANDBOX = 3
@@ -22,15 +22,23 @@ LAUNCHER_NO_SANDBOX = 3
 
 _CALLERS = {
     "admission": ("gateway",),
-    "scheduler": ("admission", "cpu"),
+    "scheduler": ("admission", "cpu", "gpu"),
     "cpu": ("scheduler", "gateway"),
+    "gpu": ("scheduler",),
     "gateway": (),
 }
-_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "cpu-launcher": 4}
+_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "cpu-launcher": 4}
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {
     "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
     "cpu": ("TANGRAM_SNAPSHOTS_MIB", "TANGRAM_POLICY"),
+    "gpu": (
+        "TANGRAM_SERVICES",
+        "TANGRAM_SLOTS",
+        "TANGRAM_DEVICE_MIB",
+        "TANGRAM_DEVICE_THREADS",
+        "TANGRAM_BATCH_TOKENS",
+    ),
     "scheduler": ("TANGRAM_POLICY", "TANGRAM_POD_CORES"),
     "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S", "TANGRAM_MAX_ARCHIVE_MIB"),
 }
@@ -124,6 +132,9 @@ class Plan:
             return {"TANGRAM_ADMISSION_URL": self.endpoints["admission"]}
         if name == "admission":
             return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"]}
+        if name == "gpu":
+            node = f"{socket.gethostname()}-gpu"
+            return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"], "TANGRAM_NODE_NAME": node}
         if name != "cpu":
             return {}
         return {

@@ -1,0 +1,9 @@
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Strict"]
+
+
+class Strict(BaseModel):
+    """What clients send: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

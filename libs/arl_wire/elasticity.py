@@ -1,0 +1,44 @@
+"""What more of a resource brings, as clients say it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from arl_wire.base import Strict
+
+__all__ = ["MAX_CPU", "Amdahl", "NoElasticity", "Table"]
+
+MAX_CPU = 4096
+
+
+class Amdahl(Strict):
+    """d(k) = d(1) * ((1 - f) + f / k)."""
+
+    model: Literal["amdahl"]
+    parallel_fraction: float = Field(ge=0, le=1)
+
+
+class Table(Strict):
+    """Measured seconds by number of cores."""
+
+    model: Literal["table"]
+    seconds: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        min_length=1, max_length=64, examples=[{"1": 8.0, "2": 4.4, "4": 2.9}]
+    )
+
+    @model_validator(mode="after")
+    def _numeric(self) -> "Table":
+        for cores in self.seconds:
+            try:
+                ok = 0.01 <= float(cores) <= MAX_CPU
+            except ValueError:
+                ok = False
+            if not ok:
+                raise ValueError(f"{cores!r} is not a number of cores")
+        return self
+
+
+class NoElasticity(Strict):
+    """More cores bring nothing."""
+
+    model: Literal["none"]

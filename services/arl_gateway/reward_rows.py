@@ -1,0 +1,33 @@
+"""The statement about reward services."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+
+from arl_store.tx import ReadTx, Row
+
+__all__ = ["services_of_nodes"]
+
+NODE_TTL_S = 10.0
+
+# Slots are held by what is granted or running there; each such row names what it holds.
+SERVICES_OF_NODES = text("""
+    select n.name as node, s.value::text as said,
+           b.last_beat > now() - make_interval(secs => :ttl_s) and b.epoch = n.epoch
+           and n.cordoned_at is null and n.drain_requested_at is null as available,
+           (select count(*)
+              from actions as a
+             where a.node_id = n.id
+               and a.state in ('granted', 'running')
+               and a.amounts ? ('slots:' || (s.value ->> 'name'))) as in_flight
+      from nodes as n
+      join node_beats as b on b.node_id = n.id,
+           jsonb_array_elements(n.services) as s
+     where cast(:name as text) is null or s.value ->> 'name' = :name
+     order by s.value ->> 'name', n.name
+""")
+
+
+async def services_of_nodes(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
+    """One row for each service of each node, in order of services."""
+    return await tx.fetch(SERVICES_OF_NODES, {"name": name, "ttl_s": NODE_TTL_S})

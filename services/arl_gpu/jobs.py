@@ -1,0 +1,67 @@
+"""Score actions that are on this node, and how they ended."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from arl_core.fence import Fence
+from arl_store.tx import Row
+
+__all__ = ["Job", "Report", "job_of"]
+
+CHARACTERS_PER_TOKEN = 4
+MAX_TOKENS = 256
+"""Per text; what is beyond is cut off by the model, and costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How one attempt ended. `scores` is JSON, an entry for each item, or None where there are none."""
+
+    fence: Fence
+    outcome: Literal["ok", "user_error", "infra_error", "cancelled"]
+    reason: str | None = None
+    message: str | None = None
+    scores: str | None = None
+    run_us: int = 0
+    cpu_us: int = 0
+
+    @property
+    def weight(self) -> int:
+        return len(self.scores or "")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One action while it is scored; its items in order, and the entries of those that are done."""
+
+    fence: Fence
+    service: str
+    timeout_s: float
+    pairs: list[tuple[str, str]]
+    costs: list[int]
+    begun: float
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    cpu_s: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def left(self) -> list[int]:
+        """Costs of the items that have no entry yet."""
+        return self.costs[len(self.entries) :]
+
+    def next_pairs(self, count: int) -> list[tuple[str, str]]:
+        return self.pairs[len(self.entries) : len(self.entries) + count]
+
+
+def job_of(row: Row, *, now: float) -> Job:
+    payload = json.loads(row.payload)
+    pairs = [(item["text"], item["reference"]) for item in payload["items"]]
+    costs = [_cost(text) + _cost(reference) for text, reference in pairs]
+    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, pairs, costs, now)
+
+
+def _cost(text: str) -> int:
+    """About how many tokens; the worker counts them."""
+    return min(MAX_TOKENS, 2 + len(text) // CHARACTERS_PER_TOKEN)

@@ -1,0 +1,200 @@
+"""The GPU manager: slots of reward services, and the device that they are scored on.
+
+An action holds a slot of its service; the device belongs to the services that are resident on it. The contract itself
+is `arl_manager`'s. Nothing outlives this process, so each start is another epoch, and what an earlier one held is
+taken back by the scheduler.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+from arl_core.fence import Fence
+from arl_core.ledger import Ledger, fits
+from arl_core.model import slots_of
+from arl_core.residency import Residence
+from arl_gpu import repository
+from arl_gpu.jobs import Report, job_of
+from arl_gpu.metrics import GpuMetrics
+from arl_gpu.scoring import Scoring
+from arl_gpu.services import ServiceFiles
+from arl_gpu.settings import GpuSettings
+from arl_gpu.worker_client import Worker
+from arl_kit.metrics import Metrics
+from arl_kit.peers import Peers
+from arl_manager.grants import Grants, HeldRow, Settled, fence_of, grant_of
+from arl_store.tx import Row, Store
+from arl_store.wake import Notifier
+from arl_wire.internal import GrantBody
+
+__all__ = ["Manager"]
+
+_NODE = 0
+DEVICE = "cpu"
+
+
+class Manager:
+    """Answers `arl_manager.grants.Hardware`."""
+
+    def __init__(
+        self,
+        store: Store,
+        peers: Peers,
+        notifier: Notifier,
+        worker: Worker,
+        files: Sequence[ServiceFiles],
+        settings: GpuSettings,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._files = files
+        self._ledger = Ledger()
+        self._ledger.set_capacity(_NODE, {slots_of(each.name): settings.slots for each in files})
+        self._held: set[Fence] = set()
+        metrics = metrics or Metrics()
+        self.scoring = Scoring(worker, self._report, batch_tokens=settings.batch_tokens, metrics=GpuMetrics(metrics))
+        self._grants: Grants[Report] = Grants(
+            self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
+        )
+        self._said = "[]"
+        self.failed: str | None = "the manager has not registered yet"
+
+    @property
+    def node_id(self) -> int:
+        return self._grants.node_id
+
+    @property
+    def epoch(self) -> UUID:
+        return self._grants.epoch
+
+    async def start(self) -> None:
+        """Register with the services that there are, then beat."""
+        node = _description(self._settings, self._ledger.capacity(_NODE))
+        async with self._store.write() as tx:
+            await self._grants.register(tx, node)
+            self._said = self._described()
+            await repository.publish_services(tx, self._said, node_id=self.node_id, epoch=self.epoch)
+        self.scoring.start()
+        self._grants.begin(name="gpu-heartbeat")
+        self.failed = None
+
+    async def stop(self) -> None:
+        await self._grants.stop_looking()
+        await self.scoring.stop()
+        await self._grants.end()
+
+    async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
+        """A copy of granted rows."""
+        await self._grants.offer(grants, epoch=epoch)
+
+    @property
+    def fences(self) -> frozenset[Fence]:
+        return frozenset(self._held)
+
+    def has(self, fence: Fence) -> bool:
+        return fence in self._held
+
+    def take(self, grant: GrantBody) -> bool:
+        if not fits(grant.amounts, self._ledger.free(_NODE)):
+            return False
+        self._hold(grant)
+        return True
+
+    def readopt(self, row: HeldRow) -> None:
+        self._hold(grant_of(row))
+
+    def give_back(self, fence: Fence) -> None:
+        self._held.discard(fence)
+        self._ledger.release(fence)
+
+    async def poll(self) -> bool:
+        await self._publish()
+        before = self.fences
+        async with self._store.read() as tx:
+            held = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
+        await self._grants.start_found(held, before=before)
+        await self._grants.end_unwanted(held, before=before)
+        return bool(held)
+
+    async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
+        async with self._store.statement() as tx:
+            return await repository.start(tx, fences, epoch=self.epoch)
+
+    async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        async with self._store.read() as tx:
+            return await repository.load(tx, ids, epoch=self.epoch)
+
+    async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        now = time.monotonic()
+        mine = [row for fence, row in rows.items() if fence in self._held]
+        for row in mine:
+            if row.cancel:
+                self._report(Report(fence=Fence(row.id, row.grant_no), outcome="cancelled"))
+        self.scoring.add([job_of(row, now=now) for row in mine if not row.cancel])
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        self.scoring.cancel(fences)
+
+    async def settle(self, reports: Sequence[Report]) -> Settled:
+        async with self._store.statement() as tx:
+            return await repository.settle(tx, reports, epoch=self.epoch)
+
+    def settling(self, report: Report) -> None:
+        """A slot is all that it held."""
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Nobody but this process keeps reports."""
+
+    def _report(self, report: Report) -> None:
+        self._grants.in_background(self._grants.settle(report))
+
+    def _hold(self, grant: GrantBody) -> None:
+        fence = fence_of(grant)
+        self._held.add(fence)
+        self._ledger.take(fence, _NODE, grant.amounts)
+
+    async def _publish(self) -> None:
+        """What has changed since it was said."""
+        if (services := self._described()) == self._said:
+            return
+        async with self._store.write() as tx:
+            await repository.publish_services(tx, services, node_id=self.node_id, epoch=self.epoch)
+        self._said = services
+
+    def _described(self) -> str:
+        states = self.scoring.states
+        return json.dumps(
+            [
+                {
+                    "name": each.name,
+                    "kind": each.kind,
+                    "model": each.package,
+                    "max_tokens": each.max_tokens,
+                    "device": DEVICE,
+                    "slots": self._settings.slots,
+                    "state": states.get(each.name, Residence.COLD),
+                    "batches": self.scoring.batches[each.name],
+                    "scores": self.scoring.scored[each.name],
+                    "health": self.scoring.health,
+                }
+                for each in self._files
+            ]
+        )
+
+
+def _description(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str, Any]:
+    """This node's row."""
+    return {
+        "name": settings.node_name,
+        "kind": "gpu",
+        "url": settings.url,
+        "epoch": uuid4(),
+        "driver": DEVICE,
+        "capacity": json.dumps(capacity),
+        "topology": json.dumps({"devices": [{"kind": DEVICE, "memory_mib": settings.device_mib}]}),
+        "enforced": "[]",
+        "templates": "[]",
+    }

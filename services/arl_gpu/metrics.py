@@ -1,0 +1,47 @@
+from collections.abc import Mapping
+from typing import Any
+
+from arl_core.residency import Residence
+from arl_kit.metrics import SIZES, Metrics
+
+__all__ = ["GpuMetrics"]
+
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5)
+
+
+class GpuMetrics:
+    """What the device did, and what is on it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.batches = metrics.counter("gpu_batches", "Batches that were scored")
+        self.items = metrics.counter("gpu_items", "Items that were scored")
+        self.texts = metrics.counter("gpu_texts", "Texts that went through a forward; a shared one once a batch")
+        self.tokens = metrics.counter("gpu_tokens", "Their tokens, without padding")
+        self.batch_actions = metrics.histogram("gpu_batch_actions", "Actions in one batch", SIZES)
+        self.batch_items = metrics.histogram("gpu_batch_items", "Items in one batch", SIZES)
+        self.padding = metrics.histogram("gpu_padding_ratio", "Share of padding in what a batch computed", SHARES)
+        self.forward = metrics.histogram("gpu_forward_seconds", "Forward of one batch")
+        self.forward_cpu = metrics.counter("gpu_forward_cpu_seconds", "CPU time of forwards")
+        self.restore = metrics.histogram("gpu_restore_seconds", "Copies of a service's weights to the device")
+        self.worker_deaths = metrics.counter("gpu_worker_deaths", "Workers that ended in the middle of a batch")
+        self._residency = metrics.gauge("gpu_residency", "1 for the state that a service is in", "service", "state")
+        self._used = metrics.gauge("gpu_device_used_bytes", "Weights on the device")
+
+    def observe_batch(self, answer: Mapping[str, Any], *, actions: int, items: int) -> None:
+        self.batches.inc()
+        self.items.inc(items)
+        self.texts.inc(answer["texts"])
+        self.tokens.inc(answer["tokens"])
+        self.batch_actions.observe(actions)
+        self.batch_items.observe(items)
+        self.padding.observe(answer["padding"])
+        self.forward.observe(answer["forward_s"])
+        self.forward_cpu.inc(answer["forward_cpu_s"])
+        if answer["restore_s"] is not None:
+            self.restore.observe(answer["restore_s"])
+
+    def show_residency(self, states: Mapping[str, Residence], *, used_bytes: int) -> None:
+        self._used.set(used_bytes)
+        for service, now in states.items():
+            for state in Residence:
+                self._residency.labels(service, state.value).set(state is now)

@@ -1,0 +1,130 @@
+"""The statements of the GPU manager. Every edge names this node's epoch and the fence."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+
+from arl_core.fence import Fence
+from arl_gpu.jobs import Report
+from arl_manager.repository import GRANTED_TO_US, columns
+from arl_store.tx import ReadTx, Row, WriteTx
+
+__all__ = ["load", "poll", "publish_services", "settle", "start"]
+
+PUBLISH_SERVICES = text("""
+    update nodes set services = cast(:services as jsonb) where id = :node_id and epoch = :epoch
+""")
+
+POLL = text("""
+    select coalesce(json_agg(g), '[]')::text as held
+      from (select id, grant_no, state, amounts, amounts_seq, environment_id,
+                   cancel_requested_at is not null as cancel
+              from actions
+             where node_id = :node_id
+               and node_epoch = :epoch
+               and state in ('granted', 'running')) as g
+""")
+
+START = text(f"""
+    {GRANTED_TO_US}, started as (
+        update actions as a
+           set state = 'running', started_at = now()
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.cancel_requested_at is not null as cancel
+    )
+    select started.id, started.grant_no, started.cancel, s.timeout_s, s.payload::text as payload
+      from started
+      join action_specs as s using (id)
+""")  # noqa: S608 - constants of this module and of the library's
+
+LOAD = text("""
+    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, s.timeout_s, s.payload::text as payload
+      from actions as a
+      join action_specs as s using (id)
+     where a.id = any(cast(:ids as uuid[]))
+       and a.node_epoch = :epoch
+       and a.state = 'running'
+""")
+
+# A score may always be computed again, so an infra_error goes back to the queue while retries are left.
+SETTLE = text("""
+    with report as materialized (
+        select *
+          from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
+                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:cpu_us as bigint[]),
+                      cast(:messages as text[]), cast(:scores as text[]))
+               as r (id, grant_no, outcome, reason, run_us, cpu_us, message, scores)
+    ), ours as (
+        select a.id, r.outcome, r.reason, r.run_us,
+               r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null as retry
+          from actions as a
+          join report as r using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state in ('granted', 'running')
+         order by a.id
+           for no key update of a
+    ), edge as (
+        update actions as a
+           set state = case when ours.retry then 'queued' else 'settled' end,
+               outcome = case when ours.retry then null else ours.outcome end,
+               reason = case when ours.retry then null else ours.reason end,
+               failures = a.failures + (ours.outcome = 'infra_error')::int,
+               admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
+               run_us = case when ours.retry then null else ours.run_us end,
+               settled_at = case when ours.retry then null else now() end
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.state
+    ), result as (
+        insert into action_results (id, grant_no, cpu_us, message, scores)
+        select id, grant_no, cpu_us, message, scores::json
+          from edge
+          join report using (id, grant_no)
+         where edge.state = 'settled'
+    )
+    select id, grant_no, state from edge
+""")
+
+
+async def publish_services(tx: WriteTx, services: str, *, node_id: int, epoch: UUID) -> None:
+    """Say which there are and how they are. Under another epoch somebody else says it."""
+    await tx.execute(PUBLISH_SERVICES, {"services": services, "node_id": node_id, "epoch": epoch})
+
+
+async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> list[dict[str, Any]]:
+    """Granted and running rows."""
+    held: list[dict[str, Any]] = json.loads((await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0].held)
+    return held
+
+
+async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:
+    """The fences that are running now, with their specs. One that does not come back was lost."""
+    return await tx.fetch(START, {**columns(fences), "epoch": epoch})
+
+
+async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
+    """Specs of running rows that never reached the device."""
+    return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
+
+
+async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
+    """Record each outcome once, and answer the fences that settled and those that went back to the queue."""
+    rows = await tx.fetch(
+        SETTLE,
+        {
+            **columns([report.fence for report in reports]),
+            "outcomes": [report.outcome for report in reports],
+            "reasons": [report.reason for report in reports],
+            "run_us": [report.run_us for report in reports],
+            "cpu_us": [report.cpu_us for report in reports],
+            "messages": [report.message for report in reports],
+            "scores": [report.scores for report in reports],
+            "epoch": epoch,
+        },
+    )
+    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
+    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")

@@ -1,0 +1,171 @@
+"""Batches across actions: the next one is put together when the device is free, of whatever waits by then."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from arl_core.batching import next_batch
+from arl_core.fence import Fence
+from arl_core.residency import Residence
+from arl_gpu.jobs import Job, Report
+from arl_gpu.metrics import GpuMetrics
+from arl_gpu.worker_client import Worker, WorkerDied
+
+__all__ = ["Scoring"]
+
+DRAIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+Batch = Sequence[tuple[Job, int]]
+"""Actions, and how many of the next items of each."""
+
+
+class Scoring:
+    """Every job ends in exactly one report, unless this process ends before."""
+
+    def __init__(
+        self, worker: Worker, report: Callable[[Report], None], *, batch_tokens: int, metrics: GpuMetrics
+    ) -> None:
+        self._worker, self._report = worker, report
+        self._batch_tokens = batch_tokens
+        self._metrics = metrics
+        self._jobs: dict[Fence, Job] = {}
+        """In order of arrival."""
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self.states: Mapping[str, Residence] = {}
+        self.health = "ok"
+        """Or what went wrong with the last batch."""
+        self.batches: Counter[str] = Counter()
+        self.scored: Counter[str] = Counter()
+        """Items, by service."""
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._forever(), name="scoring")
+
+    async def stop(self) -> None:
+        """Give what is here some time to end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self._idle.wait()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for job in self._jobs.values():
+            _stop_timer(job)
+        await self._worker.end()
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        loop = asyncio.get_running_loop()
+        for job in jobs:
+            job.timer = loop.call_later(job.timeout_s, self._time_out, job)
+            self._jobs[job.fence] = job
+        self._idle.clear()
+        self._work.set()
+
+    def cancel(self, fences: Iterable[Fence]) -> None:
+        """They end now; what the device still computes of them is for nobody."""
+        for fence in fences:
+            if (job := self._jobs.get(fence)) is not None:
+                self._end(job, "cancelled")
+
+    def _time_out(self, job: Job) -> None:
+        """However long a forward takes, and however many are before it, is no fault of the text that is scored."""
+        message = f"{len(job.entries)} of {len(job.pairs)} items were scored within {job.timeout_s:g} s"
+        self._end(job, "infra_error", reason="score_timeout", message=message)
+
+    async def _forever(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._jobs:
+                await self._run(self._next())
+            self._idle.set()
+
+    def _next(self) -> Batch:
+        """Of the service that the oldest job is for."""
+        service = next(iter(self._jobs.values())).service
+        jobs = [job for job in self._jobs.values() if job.service == service]
+        counts = next_batch([job.left for job in jobs], budget=self._batch_tokens)
+        return [(job, count) for job, count in zip(jobs, counts, strict=True) if count]
+
+    async def _run(self, batch: Batch) -> None:
+        service = batch[0][0].service
+        pairs = [pair for job, count in batch for pair in job.next_pairs(count)]
+        try:
+            answer = await self._worker.score(service, pairs)
+        except WorkerDied as error:
+            self._metrics.worker_deaths.inc()
+            self.states, self.health = {}, f"the worker died: {error}"
+            self._fail(batch, "worker_died", str(error))
+            return
+        self._learn(answer)
+        if "error" in answer:
+            await self._run_apart(batch, answer)
+            return
+        self._metrics.observe_batch(answer, actions=len(batch), items=len(pairs))
+        self.batches[service] += 1
+        self.scored[service] += len(pairs)
+        self._take_in(batch, answer["entries"], answer["forward_cpu_s"] / len(pairs))
+
+    async def _run_apart(self, batch: Batch, answer: Mapping[str, Any]) -> None:
+        """What is wrong with one action's items must not be the end of the others."""
+        if len(batch) == 1:
+            self._fail(batch, answer["error"], answer["message"])
+            return
+        for job, count in batch:
+            if job.fence in self._jobs:
+                await self._run([(job, count)])
+
+    def _learn(self, answer: Mapping[str, Any]) -> None:
+        self.states = {name: Residence(state) for name, state in answer["states"].items()}
+        self.health = f"{answer['error']}: {answer['message']}" if "error" in answer else "ok"
+        self._metrics.show_residency(self.states, used_bytes=answer["used_bytes"])
+
+    def _take_in(self, batch: Batch, entries: Sequence[dict[str, Any]], cpu_s: float) -> None:
+        start = 0
+        for job, count in batch:
+            job.entries += entries[start : start + count]
+            job.cpu_s += count * cpu_s
+            start += count
+            if len(job.entries) == len(job.pairs):
+                self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        scores = json.dumps(job.entries)
+        if any("score" in entry for entry in job.entries):
+            self._end(job, "ok", scores=scores)
+        else:
+            message = job.entries[0]["error"]["message"]
+            self._end(job, "user_error", reason="no_item_scored", message=message, scores=scores)
+
+    def _fail(self, batch: Batch, reason: str, message: str) -> None:
+        log.warning("a batch of %d actions failed: %s: %s", len(batch), reason, message)
+        for job, _ in batch:
+            self._end(job, "infra_error", reason=reason, message=message)
+
+    def _end(self, job: Job, outcome: Any, **found: Any) -> None:
+        """Once: whoever comes later finds that it is gone."""
+        if self._jobs.pop(job.fence, None) is None:
+            return
+        _stop_timer(job)
+        run_us, cpu_us = int((time.monotonic() - job.begun) * 1e6), int(job.cpu_s * 1e6)
+        self._report(Report(fence=job.fence, outcome=outcome, run_us=run_us, cpu_us=cpu_us, **found))
+
+
+def _stop_timer(job: Job) -> None:
+    if job.timer is not None:
+        job.timer.cancel()

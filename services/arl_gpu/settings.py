@@ -1,0 +1,32 @@
+import os
+import socket
+
+from pydantic import Field, field_validator
+
+from arl_gpu.services import KNOWN
+from arl_manager.settings import ManagerSettings
+
+__all__ = ["GpuSettings"]
+
+
+class GpuSettings(ManagerSettings):
+    node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
+    services: tuple[str, ...] = Field(default=tuple(KNOWN), description="Offered where their package is installed")
+    slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
+    device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
+    copy_mib_per_s: float | None = Field(default=None, gt=0, description="Makes the CPU device's copies this slow")
+    batch_tokens: int = Field(default=2048, ge=16, description="The most that goes to the device at once")
+    batch_limit_s: float = Field(default=120.0, gt=0, description="A worker that takes longer is started anew")
+    device_threads: int | None = Field(default=None, ge=1, description="Of a forward on the CPU device")
+
+    @field_validator("services")
+    @classmethod
+    def _are_known(cls, services: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(services) - KNOWN.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))}: there is {', '.join(sorted(KNOWN))}")
+        return services
+
+    @property
+    def threads(self) -> int:
+        """Half of the cores: actions have them too, and threads that wait for each other burn them."""
+        return self.device_threads or max(1, len(os.sched_getaffinity(0)) // 2)
