@@ -29,6 +29,7 @@ TAGS = [
     {"name": "trajectories", "description": "Rollouts: what belongs to one ends with it"},
     {"name": "environments", "description": "Sandboxes that are kept between actions, and the files in them"},
     {"name": "snapshots", "description": "What was written in an environment, for others to begin with"},
+    {"name": "services", "description": "Reward models that score actions are answered by, and where they are"},
     {
         "name": "admin",
         "description": "Nodes, keys, queues and the audit of all rows; takes a key with an `admin` scope",

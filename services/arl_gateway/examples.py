@@ -75,5 +75,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             "value": {"scopes": ["actions:read"], "expires_in_s": 2592000},
         }
     },
-    "change_queue": {"limit": {"summary": "At most 5000 may wait", "value": {"max_queued": 5000}}},
+    "change_queue": {
+        "limit": {"summary": "At most 5000 may wait", "value": {"max_queued": 5000}},
+        "pause": {"summary": "Nothing of it starts", "value": {"paused": True}},
+    },
 }
