@@ -220,8 +220,8 @@ def test_curl_alone_submits_and_gets_an_outcome(machine: Machine) -> None:
 
 
 def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
-    figures = json.loads(machine.cli("demo", "--json", "--trajectories", "3").stdout)["figures"]
-    assert figures["trajectories"] == 36
+    figures = json.loads(machine.cli("demo", "--json", "--quick", "--trajectories", "3").stdout)["figures"]
+    assert figures["trajectories"] == 24
     assert (
         figures["wrong_rewarded"] == figures["right_unrewarded"] == figures["hacks_rewarded"] == figures["masked"] == 0
     )

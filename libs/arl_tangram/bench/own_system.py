@@ -17,11 +17,16 @@ from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
 from arl_wire.errors import Unavailable
 
-__all__ = ["OwnSystem", "own_system"]
+__all__ = ["NoSandbox", "OwnSystem", "own_system"]
 
 START_S = 120.0
 STOP_S = 60.0
 LOOK_S = 0.05
+EXIT_NO_SANDBOX = 5
+
+
+class NoSandbox(Unavailable):
+    """No driver works on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes]) -> None
     while _phase(directory) != "ready":
         if process.poll() is not None or time.monotonic() > ends_at:
             words = (directory / "up.log").read_text(errors="replace").strip()
-            raise Unavailable(words or f"the system did not come up (exit code {process.returncode})")
+            what = NoSandbox if process.returncode == EXIT_NO_SANDBOX else Unavailable
+            raise what(words or f"the system did not come up (exit code {process.returncode})")
         time.sleep(LOOK_S)
 
 

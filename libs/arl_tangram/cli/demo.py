@@ -4,14 +4,16 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypedDict
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from arl_tangram.bench.own_system import NoSandbox
 from arl_tangram.bench.report import document
 from arl_tangram.cli.actions import connected
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
@@ -19,14 +21,35 @@ from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
 from arl_tangram.demo.attempts import THINK_SCALE, Plan, plans_for
+from arl_tangram.demo.policies import (
+    OVERCOMMITTED,
+    POLICIES,
+    STATIC,
+    TANGRAM,
+    PolicyRun,
+    figures_of_policies,
+    run_policy,
+    samples_of_policies,
+)
 from arl_tangram.demo.problems import bundled_problems, read_problems
-from arl_tangram.demo.report import WALLS, figures_of, print_table, wrongs_of
+from arl_tangram.demo.report import WALLS, figures_of, print_policies, print_table, wrongs_of
 from arl_tangram.demo.rollout import Rollout
 from arl_tangram.demo.run import run_demo
 from arl_wire.actions import Action
 from arl_wire.errors import TangramError, ValidationFailed
 
 __all__ = ["register", "system_up"]
+
+PER_PROBLEM = 2
+QUICK_PROBLEMS = 8
+QUICK_POLICIES = (TANGRAM, STATIC, OVERCOMMITTED)
+
+
+class Told(TypedDict):
+    """Who wants to know of progress."""
+
+    on_action: Callable[[Action], None]
+    on_rollout: Callable[[Rollout], None]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +62,15 @@ def demo(
     problems: Annotated[
         Path | None, typer.Option(help="A file in the HumanEval JSONL format, plain or gzipped.")
     ] = None,
-    trajectories: Annotated[int, typer.Option(min=2, max=64, help="Trajectories per problem.")] = 4,
+    trajectories: Annotated[int | None, typer.Option(min=2, max=64, help="Trajectories per problem.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer problems and three policies, for a first look.")
+    ] = False,
+    policy: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(POLICIES)}; may be repeated.")] = None,
+    cores: Annotated[int, typer.Option(min=1, help="Cores that actions may use, under every policy.")] = 2,
+    picture: Annotated[Path, typer.Option(help="Where the picture goes: the name without .svg and .png.")] = Path(
+        "tangram-demo"
+    ),
     seed: Annotated[int, typer.Option(help="Of what is attempted and of the thinking times.")] = 0,
     unsafe_local: Annotated[
         bool, typer.Option(help="Where no sandbox works: bundled problems, without isolation.")
@@ -48,35 +79,113 @@ def demo(
 ) -> None:
     """Roll out trajectories that write, test, think and hand in code; reward what works, and nothing else.
 
-    Exit code 1 if any trajectory got another reward than its code deserves.
+    The same rollouts run under Tangram's policy and under three forms of static provisioning, one after the other,
+    each on a system of its own with the same cores. Where a system is up already, they run there, once.
+    Exit code 1 if under Tangram's policy any trajectory got another reward than its code deserves.
     """
     if unsafe_local and problems is not None:
         fail("--unsafe-local runs the bundled problems only: code from a file is not run without a sandbox", EXIT_USAGE)
+    if unknown := set(policy or ()) - set(POLICIES):
+        fail(f"--policy {min(unknown)}: there is {', '.join(POLICIES)}", EXIT_USAGE)
     try:
         chosen = read_problems(problems) if problems is not None else bundled_problems()
     except ValidationFailed as error:
         fail(str(error), EXIT_USAGE)
-    with system_up(LocalState(directory), unsafe_local=unsafe_local):
-        plans = plans_for(chosen, trajectories=trajectories, seed=seed, sandboxed=_is_sandboxed(directory))
-        rollouts, wall_s = _rolled_out(directory, plans)
+    per_problem = trajectories or PER_PROBLEM
+    plans_of = partial(plans_for, chosen[:QUICK_PROBLEMS] if quick else chosen, trajectories=per_problem, seed=seed)
+    load = {"problems": len(chosen), "per_problem": per_problem, "seed": seed, "think_scale": THINK_SCALE}
+    if not policy and _is_up(LocalState(directory)):
+        _run_there(directory, plans_of(sandboxed=_is_sandboxed(directory)), load, as_json=as_json)
+        return
+    runs = _run_policies(
+        policy or list(QUICK_POLICIES if quick else POLICIES),
+        plans_of(sandboxed=not unsafe_local),
+        cores=cores,
+        unsafe_local=unsafe_local,
+    )
+    _show_policies(runs, load | {"cores": cores}, picture, as_json=as_json)
+
+
+def _run_there(directory: Path, plans: tuple[Plan, ...], load: dict[str, Any], *, as_json: bool) -> None:
+    rollouts, wall_s = _rolled_out(directory, plans)
     figures = figures_of(rollouts, wall_s=wall_s)
     wrongs = wrongs_of(rollouts)
     if as_json:
-        load = {"problems": len(chosen), "trajectories": len(plans), "seed": seed, "think_scale": THINK_SCALE}
-        print_json(document("demo", load=load, figures=figures, samples={"wrong": wrongs}))
+        samples = {"wrong": wrongs}
+        print_json(document("demo", load=load | {"trajectories": len(plans)}, figures=figures, samples=samples))
     else:
         print_table(stdout, rollouts, figures)
         _print_verdict(figures)
+    _end_with(wrongs)
+
+
+def _run_policies(policies: list[str], plans: tuple[Plan, ...], *, cores: int, unsafe_local: bool) -> list[PolicyRun]:
+    if unsafe_local:
+        stderr.print("[bold red]NO SANDBOX: code runs with the rights of this user (--unsafe-local)[/bold red]")
+    cores = min(cores, len(os.sched_getaffinity(0)))
+    stderr.print(
+        f"{len(plans)} trajectories on {cores} cores under {', '.join(policies)};"
+        f" thinking times are {THINK_SCALE:g} of those measured on real agents"
+    )
+    driver = "unsafe-local" if unsafe_local else "auto"
+    runs = []
+    for each in policies:
+        with _progress(each, len(plans)) as told:
+            try:
+                runs.append(run_policy(each, plans, cores=cores, driver=driver, **told))
+            except NoSandbox as error:
+                fail(str(error), EXIT_NO_SANDBOX)
+            except TangramError as error:
+                fail(str(error))
+    return runs
+
+
+def _show_policies(runs: list[PolicyRun], load: dict[str, Any], picture: Path, *, as_json: bool) -> None:
+    ours = next((run for run in runs if run.policy == TANGRAM), None)
+    rollouts = ours.rollouts if ours is not None else ()
+    figures = figures_of(rollouts, wall_s=ours.wall_s) if ours is not None else {}
+    wrongs = wrongs_of(rollouts)
+    paths = _drawn(runs, picture)
+    if as_json:
+        samples = {"wrong": wrongs, "pictures": [str(path) for path in paths]} | samples_of_policies(runs)
+        print_json(document("demo", load=load, figures=figures | figures_of_policies(runs), samples=samples))
+    else:
+        if ours is not None:
+            print_table(stdout, rollouts, figures)
+            _print_verdict(figures)
+        print_policies(stdout, runs)
+        stdout.print("".join(f"drawn in {path}\n" for path in paths), end="", markup=False)
+    _end_with(wrongs)
+
+
+def _drawn(runs: list[PolicyRun], picture: Path) -> list[Path]:
+    try:
+        from arl_tangram.demo.picture import draw
+    except ImportError:
+        stderr.print("no picture: matplotlib is not installed (pip install 'arl-tangram[plot]')", markup=False)
+        return []
+    try:
+        return draw(runs, picture)
+    except OSError as error:
+        stderr.print(f"no picture: {error}", markup=False)
+        return []
+
+
+def _end_with(wrongs: list[dict[str, Any]]) -> None:
     for wrong in wrongs:
         stderr.print(f"[red]wrong[/red] {wrong}")
     if wrongs:
         raise typer.Exit(EXIT_FAILED)
 
 
+def _is_up(state: LocalState) -> bool:
+    return bool(os.environ.get("TANGRAM_URL")) or state.supervisor() is not None
+
+
 @contextmanager
 def system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterator[None]:
     """The system of TANGRAM_URL or of the state directory; one that is not up is brought up and taken down again."""
-    if os.environ.get("TANGRAM_URL") or state.supervisor() is not None:
+    if _is_up(state):
         yield
         return
     command = [sys.executable, "-m", "arl_tangram.cli"]
@@ -102,29 +211,37 @@ def _is_sandboxed(directory: Path) -> bool:
 
 
 def _rolled_out(directory: Path, plans: tuple[Plan, ...]) -> tuple[list[Rollout], float]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     stderr.print(f"{len(plans)} trajectories; thinking times are {THINK_SCALE:g} of those measured on real agents")
+
+    async def go(told: Told) -> tuple[list[Rollout], float]:
+        connection = resolve(directory=directory)
+        async with AsyncTangram(connection.url, connection.api_key) as client:
+            return await run_demo(client, plans, **told)
+
+    with _progress("trajectories", len(plans)) as told:
+        try:
+            return asyncio.run(go(told))
+        except TangramError as error:
+            fail(str(error))
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Told]:
+    """A bar that what it yields moves."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
-        bar = progress.add_task("trajectories", total=len(plans))
+        bar = progress.add_task(name, total=total)
         settled = 0
 
         def on_action(action: Action) -> None:
             nonlocal settled
             settled += 1
-            progress.update(bar, description=f"trajectories, {settled} actions settled")
+            progress.update(bar, description=f"{name}, {settled} actions settled")
 
         def on_rollout(rollout: Rollout) -> None:
             progress.advance(bar)
 
-        async def go() -> tuple[list[Rollout], float]:
-            connection = resolve(directory=directory)
-            async with AsyncTangram(connection.url, connection.api_key) as client:
-                return await run_demo(client, plans, on_action=on_action, on_rollout=on_rollout)
-
-        try:
-            return asyncio.run(go())
-        except TangramError as error:
-            fail(str(error))
+        yield Told(on_action=on_action, on_rollout=on_rollout)
 
 
 def _print_verdict(figures: dict[str, float]) -> None:

@@ -11,6 +11,13 @@ __all__ = ["Attempt", "Plan", "plans_for"]
 
 Kind = Literal["right", "wrong", "broken", "slow", "hack"]
 
+# A test suite takes lognormal CPU time with p50 1.2 s and p90 6.7 s (the same source), here a fifth of that, and
+# between so much and so much, so that one draw does not decide how long a run takes.
+TEST_SCALE = 0.2
+TEST_P50_S = 1.2
+TEST_SIGMA = 1.342
+TEST_BOUNDS_S = (0.05, 2.0)
+
 # Between actions a trajectory thinks: lognormal with p50 2.8 s and p90 7 s (agentcgroup, arXiv 2602.09345),
 # here a tenth of that.
 THINK_SCALE = 0.1
@@ -33,6 +40,8 @@ class Plan:
     name: str
     attempts: tuple[Attempt, ...]
     thinking_s: tuple[float, ...]
+    test_cpu_s: tuple[float, ...]
+    """Of each attempt's tests, if its examples pass."""
 
     @property
     def deserves(self) -> float:
@@ -61,7 +70,8 @@ def plans_for(
                 attempts.append(_hack(problem, choice[hacks % len(choice)]))
                 hacks += 1
             thinking = tuple(_think(rng) for _ in range(len(attempts) + 2))
-            plans.append(Plan(problem, f"p{number}-r{rollout}", tuple(attempts), thinking))
+            tests = tuple(_test(rng) for _ in attempts)
+            plans.append(Plan(problem, f"p{number}-r{rollout}", tuple(attempts), thinking, tests))
     return tuple(plans)
 
 
@@ -75,6 +85,11 @@ def _think(rng: random.Random) -> float:
     return THINK_SCALE * THINK_P50_S * rng.lognormvariate(0.0, THINK_SIGMA)
 
 
+def _test(rng: random.Random) -> float:
+    drawn = TEST_SCALE * TEST_P50_S * rng.lognormvariate(0.0, TEST_SIGMA)
+    return round(min(max(drawn, TEST_BOUNDS_S[0]), TEST_BOUNDS_S[1]), 3)
+
+
 def _attempt(problem: Problem, kind: Kind) -> Attempt:
     match kind:
         case "right":
@@ -84,7 +99,7 @@ def _attempt(problem: Problem, kind: Kind) -> Attempt:
         case "broken":
             code = problem.prompt + "    retrun None\n"
         case _:
-            code = "import time\n" + problem.prompt + "    while True:\n        time.sleep(0.01)\n"
+            code = problem.prompt + "    while True:\n        pass\n"
     return Attempt(kind, kind, code)
 
 

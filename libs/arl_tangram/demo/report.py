@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from arl_tangram.demo.policies import PolicyRun, figures_of_policies
 from arl_tangram.demo.rollout import Rollout
 from arl_wire.actions import Action
 
-__all__ = ["WALLS", "figures_of", "print_table", "wrongs_of"]
+__all__ = ["WALLS", "figures_of", "print_policies", "print_table", "wrongs_of"]
 
 WALLS = ("files", "net_isolation", "seccomp", "kill_tree")
 
@@ -79,6 +80,31 @@ def print_table(console: Console, rollouts: Sequence[Rollout], figures: dict[str
         f" + run {figures['run_mean_s']:.3f} + overhead {figures['overhead_mean_s']:.3f};"
         f" p50 {figures['act_p50_s']:.3f}, p99 {figures['act_p99_s']:.3f}"
     )
+
+
+def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """A line for each policy: seconds, core-seconds, and what it did to the rewards."""
+    figures = figures_of_policies(runs)
+    table = Table(title="The same rollouts on the same cores", title_justify="left")
+    table.add_column("policy")
+    columns = {
+        "ACT mean": "act_mean_s",
+        "p50": "act_p50_s",
+        "p99": "act_p99_s",
+        "queue": "queue_mean_s",
+        "overhead": "overhead_mean_s",
+        "run": "run_mean_s",
+        "step": "step_s",
+        "core-s held": "reserved_core_s",
+        "used": "used_core_s",
+        "timeouts": "timeouts",
+        "wrong rewards": "wrong_rewards",
+    }
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for run in runs:
+        table.add_row(run.policy, *(f"{figures[f'{run.policy}_{name}']:.4g}" for name in columns.values()))
+    console.print(table)
 
 
 def _mean(actions: Sequence[Action], name: str) -> float:

@@ -1,19 +1,24 @@
 """One trajectory: lives in its environment, writes attempts, runs tests, thinks, hands in, is rewarded."""
 
 import asyncio
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from arl_tangram.client import AsyncTangram
 from arl_tangram.demo.attempts import Plan
-from arl_tangram.demo.verdict import OWN_OUTCOMES, Judge
+from arl_tangram.demo.verdict import OWN_OUTCOMES, Judge, program_text
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_wire.actions import Action
 from arl_wire.errors import TangramError
 
 __all__ = ["MEMORY_MIB", "Rollout", "roll_out"]
 
-TEST_TIMEOUT_S = 2.0
+TEST_TIMEOUT_S = 120.0
+TEST_CORES = (1.0, 2.0)
+"""Its tests run on so many."""
+TEST_PARALLEL = 0.9
 MEMORY_MIB = 96
 
 
@@ -22,6 +27,9 @@ class Rollout:
     plan: Plan
     reward: float | None = None
     reason: str = ""
+    began_s: float = 0.0
+    """Monotonic, when its first action was sent."""
+    ended_s: float = 0.0
     actions: list[Action] = field(default_factory=list)
 
     @property
@@ -41,17 +49,20 @@ async def roll_out(
         on_action(action)
         return action
 
+    rollout.began_s = time.monotonic()
     try:
         thinking = iter(plan.thinking_s)
         note(await client.run(
             task=task, trajectory=trajectory, argv=["ls", "-la"], files={"problem.py": plan.problem.prompt},
             timeout_s=TEST_TIMEOUT_S, memory_mib=MEMORY_MIB,
         ))  # fmt: skip
-        for attempt in plan.attempts:
+        for attempt, cpu_s in zip(plan.attempts, plan.test_cpu_s, strict=True):
             await asyncio.sleep(next(thinking))
+            request = json.dumps({"entry_point": plan.problem.entry_point, "cpu_s": cpu_s})
             note(await client.run(
-                task=task, trajectory=trajectory, argv=["python3", "-m", "doctest", "solution.py"],
-                files={"solution.py": attempt.code}, timeout_s=TEST_TIMEOUT_S, memory_mib=MEMORY_MIB,
+                task=task, trajectory=trajectory, argv=["python3", "suite.py"],
+                files={"solution.py": attempt.code, "suite.py": program_text("suite"), "request.json": request},
+                timeout_s=TEST_TIMEOUT_S, memory_mib=MEMORY_MIB, cpu=TEST_CORES, parallel_fraction=TEST_PARALLEL,
             ))  # fmt: skip
         await asyncio.sleep(next(thinking))
         handed_in = note(await client.run(
@@ -70,4 +81,5 @@ async def roll_out(
         await client.end_trajectory(task, trajectory)
     except (TangramError, KeyError, ValueError) as error:
         rollout.reason = f"{type(error).__name__}: {error}"
+    rollout.ended_s = time.monotonic()
     return rollout

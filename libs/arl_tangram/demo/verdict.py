@@ -18,12 +18,12 @@ from arl_tangram.demo.problems import Problem
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_wire.actions import Action
 
-__all__ = ["OWN_OUTCOMES", "Judge", "Verdict"]
+__all__ = ["OWN_OUTCOMES", "Judge", "Verdict", "program_text"]
 
 OWN_OUTCOMES = frozenset({Outcome.OK, Outcome.USER_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED})
 """What the code that ran has itself to thank for; anything else is ours and is masked."""
 
-SCORE_TIMEOUT_S = 4.0
+SCORE_TIMEOUT_S = 10.0
 TRUSTED_TIMEOUT_S = 30.0
 MAX_OUTPUT_BYTES = 4 << 20
 
@@ -82,8 +82,8 @@ class Judge:
             task=self._task,
             argv=["python3", f"{name}.py"],
             files={
-                f"{name}.py": _program_text(name),
-                "codec.py": _program_text("codec"),
+                f"{name}.py": program_text(name),
+                "codec.py": program_text("codec"),
                 "request.json": json.dumps(request, ensure_ascii=False),
             },
             env={"PYTHONHASHSEED": "0"},
@@ -113,5 +113,6 @@ def _plain_list(content: bytes | None) -> list[object] | None:
     return value if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else None
 
 
-def _program_text(name: str) -> str:
+def program_text(name: str) -> str:
+    """A program of the demo's, to be run in a sandbox."""
     return files("arl_tangram.demo.programs").joinpath(f"{name}.py").read_text()

@@ -1,0 +1,105 @@
+"""Figures and picture of the comparison, from actions that are given."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from arl_tangram.demo.attempts import plans_for
+from arl_tangram.demo.picture import draw
+from arl_tangram.demo.policies import PolicyRun, figures_of_policies
+from arl_tangram.demo.problems import Problem, bundled_problems
+from arl_tangram.demo.rollout import Rollout
+from arl_wire.actions import Action
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def an_action(number: int, *, granted: float, settled: float, cpu_milli: int = 1000) -> Action:
+    return Action.model_validate(
+        {
+            "id": UUID(int=number),
+            "task": "demo",
+            "kind": "exec",
+            "state": "settled",
+            "outcome": "ok",
+            "amounts": {"cpu_milli": cpu_milli},
+            "created_at": BEGIN,
+            "granted_at": BEGIN + timedelta(seconds=granted),
+            "started_at": BEGIN + timedelta(seconds=granted),
+            "settled_at": BEGIN + timedelta(seconds=settled),
+            "times": {"act_s": settled, "queue_s": granted, "run_s": settled - granted, "overhead_s": 0.0},
+        }
+    )
+
+
+def a_run(policy: str, *, pod_cores: float | None) -> PolicyRun:
+    """Two trajectories one after the other, the second with a pause between its actions."""
+    first, second = (
+        Rollout(plan, reward=plan.deserves, began_s=0.0, ended_s=ends)
+        for plan, ends in zip(plans_for(bundled_problems()[:1], trajectories=2, seed=0), (2.0, 8.0), strict=True)
+    )
+    first.actions.append(an_action(1, granted=0, settled=2))
+    second.actions += [an_action(2, granted=2, settled=3), an_action(3, granted=6, settled=8)]
+    return PolicyRun(policy, (first, second), wall_s=8.0, cores=2, pod_cores=pod_cores)
+
+
+class TestFigures:
+    def test_a_pod_reserves_its_cores_while_it_waits(self) -> None:
+        figures = figures_of_policies([a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0)])
+        assert figures["tangram_reserved_core_s"] == 5
+        assert figures["static_reserved_core_s"] == 2 * 2 + 2 * 6
+
+    def test_times_are_of_actions_and_of_the_whole(self) -> None:
+        figures = figures_of_policies([a_run("tangram", pod_cores=None)])
+        assert figures["tangram_act_mean_s"] == pytest.approx((2 + 3 + 8) / 3, abs=1e-3)
+        assert (figures["tangram_step_s"], figures["tangram_trajectory_mean_s"]) == (8, 5)
+        assert figures["tangram_wrong_rewards"] == 0
+
+
+def test_the_picture_has_a_band_for_each_policy(tmp_path: Path) -> None:
+    runs = [a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0), a_run("overcommitted", pod_cores=2.0)]
+    vector, raster = draw(runs, tmp_path / "cores")
+    assert vector.read_text().count('<g id="axes_') == 3
+    assert raster.read_bytes().startswith(b"\x89PNG")
+
+
+class TestSuite:
+    """The trajectory's own tests, run as in the sandbox but without one: the solutions are the bundled ones."""
+
+    @staticmethod
+    def run(problem: Problem, code: str, where: Path) -> int:
+        (where / "solution.py").write_text(code)
+        (where / "request.json").write_text(json.dumps({"entry_point": problem.entry_point, "cpu_s": 0.05}))
+        (where / "suite.py").write_text(files("arl_tangram.demo.programs").joinpath("suite.py").read_text())
+        return subprocess.run([sys.executable, "suite.py"], cwd=where, capture_output=True, timeout=30).returncode
+
+    def test_a_right_solution_passes_and_an_endless_one_does_not(self, tmp_path: Path) -> None:
+        problem = bundled_problems()[0]
+        assert self.run(problem, problem.prompt + problem.canonical_solution, tmp_path) == 0
+        assert self.run(problem, problem.prompt + "    while True:\n        pass\n", tmp_path) == 1
+
+    def test_an_answer_that_changes_is_found(self, tmp_path: Path) -> None:
+        problem = bundled_problems()[0]
+        seen = problem.canonical_solution.replace("return merged", "seen.append(1)\n    return merged + seen[3:]")
+        assert seen != problem.canonical_solution
+        assert self.run(problem, "seen = []\n" + problem.prompt + seen, tmp_path) == 1
+
+
+def test_every_bundled_problem_is_solved_by_its_solution_and_not_by_the_mistake() -> None:
+    for problem in bundled_problems():
+        for body, right in ((problem.canonical_solution, True), (problem.wrong_solution or "    pass\n", False)):
+            names: dict[str, object] = {}
+            exec(problem.prompt + body, names)
+            exec(problem.test, names)
+            try:
+                names["check"](names[problem.entry_point])  # type: ignore[operator]
+                passed = True
+            except Exception:
+                passed = False
+            assert passed is right, problem.entry_point
