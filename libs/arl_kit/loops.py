@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
+from arl_kit.telemetry import current_traceparent, new_traceparent
+
 __all__ = ["PollLoop"]
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ class PollLoop:
     async def _forever(self) -> None:
         interval = self._busy_s
         while True:
+            # What a step asks of others, and its log lines, belong together.
+            current_traceparent.set(new_traceparent())
             try:
                 busy = await self._step()
                 self.failures = 0

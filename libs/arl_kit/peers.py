@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 from pydantic import BaseModel
 
-from arl_kit.telemetry import current_traceparent
+from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_wire.errors import Problem, Unavailable, error_from
 
 __all__ = ["Peers"]
@@ -54,7 +54,8 @@ class Peers:
     async def call(self, url: str, body: BaseModel) -> bytes:
         """The body of a 2xx answer. Not reaching the peer is `Unavailable`.
 
-        It goes under the trace of the request that is being answered; a batch of several goes under the first one's.
+        It goes under the trace of the request that is being answered, or of the loop that asks; a batch of several goes
+        under the first one's.
         """
         if self._session is None:
             raise RuntimeError("start() was not called")
@@ -115,8 +116,7 @@ async def _noted(body: AsyncIterator[bytes], raised: list[BaseException]) -> Asy
 
 
 def _trace() -> dict[str, str]:
-    traceparent = current_traceparent.get()
-    return {"traceparent": traceparent} if traceparent is not None else {}
+    return {"traceparent": current_traceparent.get() or new_traceparent()}
 
 
 def _error_of(content: bytes, status: int) -> Exception:

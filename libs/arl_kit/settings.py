@@ -49,6 +49,7 @@ def load(cls: type[Settings]) -> Settings:
         return cls()
     except ValidationError as error:
         for problem in error.errors(include_input=False):
-            name = "TANGRAM_" + "_".join(str(part) for part in problem["loc"]).upper()
+            field = "_".join(str(part) for part in problem["loc"]).upper()
+            name = field if field.startswith("OTEL_") else f"TANGRAM_{field}"
             print(f"{name}: {problem['msg']}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
         raise SystemExit(2) from None

@@ -43,7 +43,7 @@ GRANTED_TO_US = """with ours as (
 REFUSE = text(f"""
     {GRANTED_TO_US}
     update actions as a
-       set state = 'queued', admitted_xid = pg_current_xact_id()
+       set state = 'queued', reason = 'refused', admitted_xid = pg_current_xact_id()
       from ours
      where a.id = ours.id
 """)  # noqa: S608 - constants of this module

@@ -19,6 +19,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "delete on actions",  # settled ones only: a trigger looks
         "delete on action_specs",
         "delete on action_results",
+        "delete on attempts",  # the trigger `keep_attempt` inserts; nobody else does
         "delete on environments",
         "insert, update on queues",
         "update (cancel_requested_at) on actions",

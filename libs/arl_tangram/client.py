@@ -11,7 +11,7 @@ from uuid import UUID
 
 import httpx
 
-from arl_tangram import administering, operations, streaming
+from arl_tangram import administering, operations, streaming, tracing
 from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
@@ -23,6 +23,7 @@ from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import ChangeNode, Node, NodeList
 from arl_wire.queues import ChangeQueue, Queue
+from arl_wire.traces import ActionTrace
 
 __all__ = ["AsyncTangram", "Tangram"]
 
@@ -92,6 +93,10 @@ class Tangram(Trees):
 
     def get(self, id: UUID, *, wait_s: float = 0.0) -> Action:
         return self._run(operations.get(id, wait_s=wait_s, patience_s=self._patience_s))
+
+    def trace(self, id: UUID) -> ActionTrace:
+        """Where its time went, in any state."""
+        return self._run(tracing.trace(id, patience_s=self._patience_s))
 
     def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
@@ -256,6 +261,9 @@ class AsyncTangram(AsyncTrees):
 
     async def get(self, id: UUID, *, wait_s: float = 0.0) -> Action:
         return await self._run(operations.get(id, wait_s=wait_s, patience_s=self._patience_s))
+
+    async def trace(self, id: UUID) -> ActionTrace:
+        return await self._run(tracing.trace(id, patience_s=self._patience_s))
 
     async def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None

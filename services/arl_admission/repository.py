@@ -220,6 +220,7 @@ OLD_ACTIONS = text("""
 
 REMOVE_RESULTS = text("delete from action_results where id = any(cast(:ids as uuid[]))")
 REMOVE_SPECS = text("delete from action_specs where id = any(cast(:ids as uuid[]))")
+REMOVE_ATTEMPTS = text("delete from attempts where id = any(cast(:ids as uuid[]))")
 REMOVE_ACTIONS = text("delete from actions where id = any(cast(:ids as uuid[])) and state = 'settled'")
 
 WISH_END_OF_SNAPSHOT = text("""
@@ -356,8 +357,8 @@ async def old_actions(tx: ReadTx, *, after: UUID, retain_s: float, limit: int, n
 
 
 async def remove_actions(tx: WriteTx, ids: Sequence[UUID]) -> None:
-    """With their specs and results."""
-    for statement in (REMOVE_RESULTS, REMOVE_SPECS, REMOVE_ACTIONS):
+    """With their specs, results and earlier attempts."""
+    for statement in (REMOVE_RESULTS, REMOVE_SPECS, REMOVE_ATTEMPTS, REMOVE_ACTIONS):
         await tx.execute(statement, {"ids": list(ids)})
 
 

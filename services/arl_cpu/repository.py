@@ -147,7 +147,7 @@ LOAD = text(f"""
 """)  # noqa: S608 - constants of this module
 
 # An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
-# client said that the action may run twice and the environment still lives.
+# client said that the action may run twice and the environment still lives. Its reason then stays with the attempt.
 #
 # The edge, the result, and what it means for the environment: one statement, one commit.
 SETTLE = text("""
@@ -177,7 +177,7 @@ SETTLE = text("""
         update actions as a
            set state = case when ours.retry then 'queued' else 'settled' end,
                outcome = case when ours.retry then null else ours.outcome end,
-               reason = case when ours.retry then null else ours.reason end,
+               reason = ours.reason,
                failures = a.failures + (ours.outcome = 'infra_error')::int,
                admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
                run_us = case when ours.retry then null else ours.run_us end,

@@ -28,6 +28,8 @@ from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.snapshot_routes import router as snapshot_router
 from arl_gateway.snapshots import Snapshots
+from arl_gateway.trace_routes import router as trace_router
+from arl_gateway.traces import Traces
 from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
@@ -39,7 +41,7 @@ __all__ = ["build"]
 
 ROUTERS = (
     *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, reward_router),
-    *(admin, node_router),
+    *(trace_router, admin, node_router),
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
@@ -69,6 +71,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         _administer(app, store, peers, settings)
         app.state.environments = environments
         app.state.live = live
+        app.state.traces = Traces(store)
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store)
@@ -99,10 +102,14 @@ def build(settings: GatewaySettings) -> FastAPI:
         may_scrape=[may_administer],
     )
     app.state.drain = partial(_drain, waiters, live)
+    _serve(app)
+    return app
+
+
+def _serve(app: FastAPI) -> None:
     for each in ROUTERS:
         app.include_router(each)
     describe(app)
-    return app
 
 
 def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySettings) -> None:

@@ -71,7 +71,7 @@ SETTLE = text("""
         update actions as a
            set state = case when ours.retry then 'queued' else 'settled' end,
                outcome = case when ours.retry then null else ours.outcome end,
-               reason = case when ours.retry then null else ours.reason end,
+               reason = ours.reason,
                failures = a.failures + (ours.outcome = 'infra_error')::int,
                admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
                run_us = case when ours.retry then null else ours.run_us end,

@@ -6,36 +6,48 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from arl_core.policies import policy_of
-from arl_kit.app import create_app, metrics_of
+from arl_kit.app import VERSION, create_app, metrics_of
 from arl_kit.hops import Hops
+from arl_kit.otlp import Collector, OtlpSettings, Sampler
 from arl_kit.peers import Peers
 from arl_scheduler.rounds import Rounds
 from arl_scheduler.routes import add_hops
 from arl_scheduler.settings import SchedulerSettings
+from arl_scheduler.traces import Traces
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
+from arl_trace.export import Exporter
 
 __all__ = ["build"]
 
 MAX_BODY = 64 << 20
 
 
-def build(settings: SchedulerSettings) -> FastAPI:
+def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> FastAPI:
+    """Only with an endpoint in `otlp` are spans exported, and rows read for them."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="scheduler", pool_size=settings.pool_size)
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="scheduler")
     metrics = metrics_of("scheduler", store)
     policy = policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli)
-    rounds = Rounds(store, peers, notifier, settings, policy, metrics=metrics)
+    exporter = None
+    if otlp is not None and otlp.url is not None:
+        collector = Collector(otlp, service="tangram", version=VERSION)
+        exporter = Exporter(store, collector, Sampler.of(otlp), slow_s=settings.trace_slow_s, metrics=metrics)
+    rounds = Rounds(store, peers, notifier, settings, policy, metrics=metrics, traces=Traces(exporter))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await peers.start()
         await notifier.start()
+        if exporter is not None:
+            await exporter.start()
         rounds.start()
         yield
         await rounds.stop()
+        if exporter is not None:
+            await exporter.stop()
         await notifier.stop()
         await peers.stop()
         await store.close()

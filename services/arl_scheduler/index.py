@@ -58,6 +58,7 @@ class Index:
         self._confirming: set[Name] = set()
         self._returning: set[Name] = set()
         self._returned: set[Name] = set()
+        self._released: list[UUID] = []
 
     @property
     def waiting(self) -> int:
@@ -116,6 +117,11 @@ class Index:
                 self._homes[hold.home].returning = True
                 self._returning.add(hold.home)
             self._release(fence.action_id)
+
+    def released(self) -> list[UUID]:
+        """Actions that are held no longer, since this was last asked: they settled or are queued again."""
+        released, self._released = self._released, []
+        return released
 
     def poll_begins(self) -> None:
         self._returned, self._returning = self._returning, set()
@@ -294,6 +300,7 @@ class Index:
 
     def _release(self, action_id: UUID) -> None:
         hold = self._holds.pop(action_id)
+        self._released.append(action_id)
         self._ledger.release(action_id)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1

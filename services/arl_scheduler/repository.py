@@ -185,6 +185,7 @@ SETTLE_QUEUED = text("""
  returning a.id
 """)
 
+# The reason of an attempt that goes back to the queue is kept with it; a trigger takes it off the action.
 RECLAIM = text("""
     with decided as (
         select d.*
@@ -199,7 +200,7 @@ RECLAIM = text("""
     update actions as a
        set state = case when d.requeue then 'queued' else 'settled' end,
            outcome = case when d.requeue then null else 'infra_error' end,
-           reason = case when d.requeue then null else d.reason end,
+           reason = d.reason,
            failures = a.failures + d.failed::int,
            admitted_xid = case when d.requeue then pg_current_xact_id() else a.admitted_xid end,
            settled_at = case when d.requeue then null else now() end

@@ -20,6 +20,7 @@ from arl_core.states import Outcome
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
+from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler import repository
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
@@ -27,6 +28,7 @@ from arl_scheduler.metrics import SchedulerMetrics
 from arl_scheduler.repository import TermLost
 from arl_scheduler.rows import PollResult
 from arl_scheduler.settings import SchedulerSettings
+from arl_scheduler.traces import Traces
 from arl_store.tx import Store
 from arl_store.wake import Notifier
 from arl_wire.internal import GrantBatch, GrantBody, QueuedAction
@@ -53,6 +55,7 @@ class Rounds:
         policy: Policy | None = None,
         *,
         metrics: Metrics | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self._store = store
         self._peers = peers
@@ -64,6 +67,7 @@ class Rounds:
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
         metrics.on_scrape(self._show)
+        self._traces = traces or Traces()
         self._queue_names: dict[int, tuple[str, str]] = {}
         self._woken = asyncio.Event()
         self._admitted: list[QueuedAction] = []
@@ -131,6 +135,7 @@ class Rounds:
             self._requeued.clear()
             await asyncio.sleep(STANDBY_S)
             return
+        current_traceparent.set(new_traceparent())
         if not await self.leadership.renew_if_due():
             self._index = None
             return
@@ -139,7 +144,9 @@ class Rounds:
             index = await self._poll()
         self._empty_mailbox(index)
         await self._settle_due(index)
-        if not await self._round(index):
+        granted = await self._round(index)
+        self._traces.over(index.released())
+        if not granted:
             await self._wait(index)
 
     async def _wait(self, index: Index) -> None:
@@ -173,6 +180,7 @@ class Rounds:
             self._watch(found, begun=rebuilding)
             index.reconcile(found)
             if rebuilding:
+                self._traces.begins_anew()
                 await self._read_backlog(index)
         self._index = index
         busy = bool(found.queued or found.held or index.waiting)
@@ -256,6 +264,7 @@ class Rounds:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             settled = await repository.settle_queued(tx, due)
         index.refused(settled)
+        self._traces.over(settled)
         for id in settled:
             self._metrics.settled.labels(due[id][0].value).inc()
         if settled:
@@ -270,7 +279,7 @@ class Rounds:
             return await self._decide(index)
 
     async def _decide(self, index: Index) -> bool:
-        now = self._database_now()
+        began = now = self._database_now()
         snapshot = index.snapshot(
             now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since
         )
@@ -278,6 +287,7 @@ class Rounds:
         if not decided:
             return False
         epochs = {node.id: node.epoch for node in index.nodes.values()}
+        decided_at = self._database_now()
         self._failpoints.hit("leader.between_decision_and_lock")
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
@@ -287,6 +297,7 @@ class Rounds:
         self._metrics.grants.inc(len(granted))
         taken = [grant for grant in decided if grant.fence in granted]
         index.granted(taken, now=now)
+        self._traces.round(taken, began=began, decided=decided_at, ended=self._database_now())
         self._hint_managers(index, taken)
         await self._drop_refused(index, [grant.fence.action_id for grant in decided if grant.fence not in granted])
         return True

@@ -26,6 +26,11 @@ class SchedulerSettings(ServiceSettings):
     rebuild_page: int = Field(
         default=2000, ge=1, le=100_000, description="Queued rows that a new leader reads in one statement"
     )
+    trace_slow_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="An action that took longer is traced whatever the sampler says; so is a failed one",
+    )
 
     @property
     def pod_cpu_milli(self) -> int:

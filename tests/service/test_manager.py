@@ -71,7 +71,9 @@ class TestStart:
         fence = await cpu.running()
         await cpu.offer(fence.action_id)
         other = await cpu.running()
-        await rows.until_state(await cpu.granted(), "queued")
+        full = await cpu.granted()
+        await rows.until_state(full, "queued")
+        assert await rows.value("select reason from attempts where id = $1", full) == "refused"
         assert cpu.executor.started == [fence, other]
 
     async def test_a_copy_that_comes_after_the_end_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
@@ -202,6 +204,8 @@ class TestSettle:
         cpu.executor.finish(fence, "infra_error", reason="agent_lost")
         row = await rows.until_state(fence.action_id, "queued")
         assert (row["failures"], row["outcome"], row["reason"], row["grant_no"]) == (1, None, None, 1)
+        kept = await rows.pool.fetchrow("select * from attempts where id = $1", fence.action_id)
+        assert (kept["grant_no"], kept["reason"], kept["started_at"]) == (1, "agent_lost", row["started_at"])
         assert await rows.value("select count(*) from action_results") == 0
 
     async def test_an_infra_error_without_retries_settles_with_its_reason(self, cpu: Cpu, rows: Rows) -> None:

@@ -49,6 +49,14 @@ async def counts(rows: Rows) -> tuple[int, int, int]:
     return actions, specs, results
 
 
+async def test_earlier_attempts_go_with_their_action(store: Store, rows: Rows) -> None:
+    lost = "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"
+    await rows.execute(lost, await settled(rows))
+    await rows.execute(lost, await rows.action())
+    await retention_of(store).step(now=in_future(seconds=40))
+    assert await rows.value("select count(*) from attempts") == 1
+
+
 class TestActions:
     async def test_a_settled_one_goes_with_its_spec_and_result_when_its_time_is_over(
         self, store: Store, rows: Rows

@@ -192,6 +192,8 @@ class TestReclaim:
         row = await rows.of(action)
         assert (row["state"], row["outcome"], row["reason"], row["failures"]) == expected
         assert row["grant_no"] == 1
+        kept = await rows.value("select reason from attempts where id = $1", action)
+        assert kept == ("node_lost" if expected[0] == "queued" else None)
 
     async def test_another_node_takes_over_what_was_reclaimed(self, rows: Rows) -> None:
         dead, alive = await rows.node("dead"), await rows.node("alive")

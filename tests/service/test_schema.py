@@ -147,6 +147,8 @@ class TestRights:
             (Role.CPU, "delete from action_results where id = $1"),
             (Role.GPU, "update actions set amounts = '{}' where id = $1"),
             (Role.GPU, "update environments set lost_at = now() where id = $1"),
+            (Role.CPU, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
+            (Role.SCHEDULER, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
             (Role.SCHEDULER, "delete from actions where id = $1"),
             (Role.SCHEDULER, "select drop_empty_partitions(now()) where $1::uuid is not null"),
         ],

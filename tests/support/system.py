@@ -20,7 +20,7 @@ import httpx
 from arl_store.migrate import ensure_api_key, role_url
 from support.postgres import PASSWORDS
 
-__all__ = ["API_KEY", "System", "running_system"]
+__all__ = ["API_KEY", "System", "free_ports", "running_system"]
 
 API_KEY = "tk_0123456789abcdef0123456789abcdef"
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
@@ -66,7 +66,7 @@ class System:
         """A name like `scheduler-2` stands for one more of that service, with overrides of its own."""
         module = "arl_cpu.launcher" if name == "launcher" else f"arl_{_service(name)}"
         if name != "launcher" and name not in self.ports:
-            [self.ports[name]] = _free_ports(1)
+            [self.ports[name]] = free_ports(1)
         log = (self.directory / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
             [sys.executable, "-m", module], env=self._environment(name), stdout=log, stderr=log, start_new_session=True
@@ -165,7 +165,7 @@ async def running_system(
     """With `scores` there is a GPU node, too; few tests need one."""
     directory = Path(tempfile.mkdtemp(prefix="tangram-"))
     system = System(directory, owner_url, driver, cores, overrides or {})
-    system.ports = dict(zip(SERVICES, _free_ports(len(SERVICES)), strict=True))
+    system.ports = dict(zip(SERVICES, free_ports(len(SERVICES)), strict=True))
     await ensure_api_key(owner_url, "default", API_KEY)
     try:
         if driver != "simulated":
@@ -182,7 +182,7 @@ def _service(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

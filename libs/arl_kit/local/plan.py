@@ -39,7 +39,7 @@ _LIMITS = {
         "TANGRAM_DEVICE_THREADS",
         "TANGRAM_BATCH_TOKENS",
     ),
-    "scheduler": ("TANGRAM_POLICY", "TANGRAM_POD_CORES"),
+    "scheduler": ("TANGRAM_POLICY", "TANGRAM_POD_CORES", "TANGRAM_TRACE_SLOW_S"),
     "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S", "TANGRAM_MAX_ARCHIVE_MIB"),
 }
 """What the user's environment may set for each service."""

@@ -22,6 +22,7 @@ from arl_tangram.cli import (
     queues,
     templates,
     top,
+    trace,
 )
 from arl_tangram.cli.output import EXIT_FAILED
 
@@ -34,7 +35,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (lifecycle, top, logs, doctor, audit, actions, environments, keys, queues, nodes, templates, demo, bench)
+COMMANDS = (
+    lifecycle,
+    top,
+    logs,
+    doctor,
+    audit,
+    actions,
+    trace,
+    environments,
+    keys,
+    queues,
+    nodes,
+    templates,
+    demo,
+    bench,
+)
 for module in COMMANDS:
     module.register(app)
 

@@ -1,0 +1,60 @@
+"""`trace`: the waterfall of one action."""
+
+import sys
+from typing import Annotated
+from uuid import UUID
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import Format, FormatOption, stdout
+from arl_tangram.cli.state import DirOption
+from arl_wire.traces import ActionTrace, TraceSpan
+
+__all__ = ["register"]
+
+BAR = 40
+"""Columns of the longest bar."""
+COLOURS = {"queue wait": "yellow", "grant": "cyan", "process action": "green", "settle": "cyan"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(trace)
+
+
+def trace(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show where an action's time went: its waiting, every attempt, its run."""
+    with connected(directory) as tangram:
+        found = tangram.trace(id)
+    if output is Format.JSON:
+        sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+    else:
+        stdout.print(_waterfall(found))
+
+
+def _waterfall(trace: ActionTrace) -> Table:
+    title = f"{trace.id} {trace.outcome or trace.state}  trace {trace.trace_id}"
+    table = Table("span", "attempt", "begins ms", "takes ms", "", "", title=title, title_justify="left", box=None)
+    whole_ms = max((span.offset_ms + (span.duration_ms or 0.0) for span in trace.spans), default=0.0)
+    for span in trace.spans:
+        takes = f"{span.duration_ms:.3f}" if span.duration_ms is not None else "…"
+        attempt = str(span.attempt) if span.attempt is not None else ""
+        about = " ".join(filter(None, (span.attributes.get("tangram.node"), span.error)))
+        table.add_row(span.name, attempt, f"{span.offset_ms:.3f}", takes, _bar(span, whole_ms), Text(about))
+    return table
+
+
+def _bar(span: TraceSpan, whole_ms: float) -> Text:
+    """Open spans reach to the end; what is too short to be seen is a thin line."""
+    scale = BAR / whole_ms if whole_ms > 0 else 0.0
+    begin = min(BAR - 1, int(span.offset_ms * scale))
+    long = span.duration_ms * scale if span.duration_ms is not None else float(BAR - begin)
+    bar = "█" * max(1, min(BAR - begin, round(long))) if long >= 0.5 else "▏"
+    return Text(" " * begin + bar, style="red" if span.error else COLOURS.get(span.name, ""))

@@ -1,0 +1,13 @@
+"""Where an action's time went."""
+
+from uuid import UUID
+
+from arl_tangram.operations import Call, Operation, answered
+from arl_wire.traces import ActionTrace
+
+__all__ = ["trace"]
+
+
+def trace(id: UUID, *, patience_s: float) -> Operation[ActionTrace]:
+    call = Call(method="GET", path=f"/v1/actions/{id}/trace")
+    return ActionTrace.model_validate_json((yield from answered(call, patience_s)))

@@ -1,0 +1,254 @@
+"""Spans of what settled, sent once to a collector: off the hot path, in batches, from rows.
+
+At least once while this process lives, and with the same ids each time. A collector that is away costs memory for
+some ids and nothing else; what does not fit any more is counted and can still be read at `/trace`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from uuid import UUID
+
+from arl_core.states import State
+from arl_kit.metrics import Metrics
+from arl_kit.otlp import Collector, OtlpSpan, Refused, Sampler, Unreachable, begins_a_trace
+from arl_store.tx import Row, Store
+from arl_trace import repository
+from arl_trace.life import Life, Span, TraceContext, context_of, root_id, spans_of
+
+__all__ = ["Exporter", "Round"]
+
+PAGE = 500
+"""Lives in one statement and in one request."""
+LINGER_S = 0.5
+"""After the first one, so that a page fills."""
+WAITING = 65_536
+"""Ids that may wait for a collector."""
+LINKS = 128
+ROUND_S = 5.0
+"""How long a round waits for its actions' traces to be read anyway."""
+ROUNDS = 4096
+LOOK_BACK_S, ADMITTED_BACK_S, LOOK_BACK = 30.0, 600.0, 10_000
+LONGEST_PAUSE_S = 30.0
+STOP_S = 2.0
+YIELD_EVERY = 25
+"""Rows between which the process that decides has its turn."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """A round of the scheduler that granted something; seconds since the epoch, by the database's clock."""
+
+    traceparent: str
+    began: float
+    decided: float
+    ended: float
+    granted: Sequence[tuple[UUID, int]]
+    """Actions and their grant_no."""
+    links: dict[UUID, tuple[bytes, bytes]] = field(default_factory=dict)
+
+
+class Exporter:
+    """Told what is over; reads the rows, keeps what the sampler takes, what failed and what was slow, and sends it."""
+
+    def __init__(
+        self, store: Store, collector: Collector, sampler: Sampler, *, slow_s: float, metrics: Metrics
+    ) -> None:
+        self._store = store
+        self._collector = collector
+        self._sampler = sampler
+        self._slow_s = slow_s
+        self._ids: dict[UUID, None] = {}
+        self._rounds: deque[tuple[float, Round]] = deque()
+        """With when they came, by the monotonic clock."""
+        self._round_of: dict[UUID, dict[int, Round]] = {}
+        self._woken = asyncio.Event()
+        self._looks_back = False
+        self._pause_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._sent = metrics.counter("spans_exported", "Spans that the collector took")
+        self._lost = metrics.counter("spans_lost", "Spans that were not sent, or actions whose spans were not", "why")
+        self._failures = metrics.counter("span_export_failures", "Times that the collector was not to be reached")
+
+    async def start(self) -> None:
+        await self._collector.start()
+        self._task = asyncio.create_task(self._forever(), name="span export")
+
+    async def stop(self) -> None:
+        """What is waiting goes out if that is quick."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(STOP_S):
+                    await self._flush()
+        await self._collector.stop()
+
+    def over(self, ids: Iterable[UUID]) -> None:
+        """These may have settled: their rows are looked at soon."""
+        self._ids.update(dict.fromkeys(ids))
+        if self._ids:
+            self._forget_oldest()
+            self._woken.set()
+
+    def round(self, done: Round) -> None:
+        self._rounds.append((time.monotonic(), done))
+        for id, grant_no in done.granted:
+            self._round_of.setdefault(id, {})[grant_no] = done
+        if len(self._rounds) > ROUNDS:
+            self._rounds.popleft()
+            self._lost.labels("full").inc()
+        while len(self._round_of) > WAITING:
+            del self._round_of[next(iter(self._round_of))]
+        self._woken.set()
+
+    def look_back(self) -> None:
+        """What settled just now was told to somebody else, who may not have sent it."""
+        self._looks_back = True
+        self._woken.set()
+
+    async def _forever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S if self._rounds else None):
+                    await self._woken.wait()
+            self._woken.clear()
+            await asyncio.sleep(LINGER_S + self._pause_s)
+            try:
+                await self._flush()
+            except Unreachable as error:
+                self._failures.inc()
+                self._pause_s = min(2 * self._pause_s or 1.0, LONGEST_PAUSE_S) * random.uniform(0.8, 1.0)  # noqa: S311
+                log.debug("spans wait, the collector is not to be reached: %s", error)
+                self._woken.set()
+            except Exception as error:  # noqa: BLE001 - traces are never worth an outage
+                log.warning("spans are not exported: %r", error)
+                self._pause_s = LONGEST_PAUSE_S
+                self._woken.set()
+            else:
+                self._pause_s = 0.0
+
+    async def _flush(self) -> None:
+        if self._looks_back:
+            async with self._store.read() as tx:
+                self.over(
+                    await repository.settled_lately(
+                        tx, settled_s=LOOK_BACK_S, admitted_s=ADMITTED_BACK_S, limit=LOOK_BACK
+                    )
+                )
+            self._looks_back = False
+        while self._ids:
+            page = [id for id, _ in zip(self._ids, range(PAGE), strict=False)]
+            await self._export(page)
+            for id in page:
+                self._ids.pop(id, None)
+        await self._export_rounds()
+
+    async def _export(self, ids: Sequence[UUID]) -> None:
+        async with self._store.read() as tx:
+            rows = await repository.lives(tx, ids)
+        spans: list[OtlpSpan] = []
+        for count, row in enumerate(rows):
+            # What went back to the queue comes again.
+            if row.state == State.SETTLED:
+                spans += self._spans(repository.life_of(row))
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+        await self._send(spans)
+
+    def _spans(self, life: Life) -> Iterator[OtlpSpan]:
+        context = life.context
+        rounds = self._round_of.pop(life.id, {})
+        for done in rounds.values():
+            done.links[life.id] = (context.trace_id, root_id(life.id))
+        taken = self._sampler.takes(context.trace_id, parent=context.sampled)
+        if not taken and not life.failed and life.act_s < self._slow_s:
+            return
+        for span in spans_of(life):
+            granted_by = rounds.get(span.attempt or 0) if span.name == "grant" else None
+            links = [begins_a_trace(granted_by.traceparent)] if granted_by is not None else []
+            yield _otlp(span, context, life, links=links)
+
+    async def _export_rounds(self) -> None:
+        """Those whose actions were read, and the old ones; for these the traces of actions that still run are read."""
+        old = time.monotonic() - ROUND_S
+        ripe: list[Round] = []
+        while self._rounds and (self._rounds[0][0] < old or not _unlinked(self._rounds[0][1])):
+            ripe.append(self._rounds.popleft()[1])
+        kept = [done for done in ripe if self._sampler.takes(begins_a_trace(done.traceparent)[0])]
+        if missing := {id for done in kept for id in _unlinked(done)}:
+            async with self._store.read() as tx:
+                found = {row.id: row for row in await repository.traceparents(tx, missing)}
+            for done in kept:
+                done.links |= {id: _root_of(found[id]) for id in _unlinked(done) if id in found}
+        await self._send([span for done in kept for span in _of_round(done)])
+
+    async def _send(self, spans: Sequence[OtlpSpan]) -> None:
+        if not spans:
+            return
+        try:
+            taken = await self._collector.send(spans)
+        except Refused as error:
+            log.warning("the collector refuses spans: %s", error)
+            taken = 0
+        self._sent.inc(taken)
+        if taken < len(spans):
+            self._lost.labels("refused").inc(len(spans) - taken)
+
+    def _forget_oldest(self) -> None:
+        for id in [id for id, _ in zip(self._ids, range(len(self._ids) - WAITING), strict=False)]:
+            del self._ids[id]
+            self._round_of.pop(id, None)
+            self._lost.labels("full").inc()
+
+
+def _otlp(span: Span, context: TraceContext, life: Life, *, links: Sequence[tuple[bytes, bytes]]) -> OtlpSpan:
+    attributes = {**span.attributes, "tangram.attempt": span.attempt} if span.attempt is not None else span.attributes
+    return OtlpSpan(
+        trace_id=context.trace_id,
+        span_id=span.span_id,
+        parent_id=span.parent_id,
+        name=span.name,
+        kind=span.kind.value,
+        start=span.start,
+        end=span.end or life.settled_at or span.start,
+        attributes=attributes,
+        error=span.error,
+        links=links,
+        state=life.tracestate if life.tracestate is not None and context.parent_id is not None else "",
+    )
+
+
+def _of_round(done: Round) -> Iterator[OtlpSpan]:
+    trace_id, span_id = begins_a_trace(done.traceparent)
+    began, decided, ended = (datetime.fromtimestamp(at, UTC) for at in (done.began, done.decided, done.ended))
+    yield OtlpSpan(
+        trace_id=trace_id,
+        span_id=span_id,
+        name="scheduler round",
+        start=began,
+        end=ended,
+        attributes={"messaging.system": "tangram", "tangram.granted": len(done.granted)},
+        links=list(done.links.values()),
+    )
+    commit = blake2b(span_id, digest_size=8).digest()
+    yield OtlpSpan(trace_id=trace_id, span_id=commit, parent_id=span_id, name="commit grants", start=decided, end=ended)
+
+
+def _unlinked(done: Round) -> list[UUID]:
+    """Of those that are linked at most: a collector takes so many links of one span."""
+    return [id for id, _ in done.granted[:LINKS] if id not in done.links]
+
+
+def _root_of(row: Row) -> tuple[bytes, bytes]:
+    return context_of(row.id, row.traceparent, row.tracestate).trace_id, root_id(row.id)

@@ -1,0 +1,102 @@
+"""What the rows say of actions' lives."""
+
+import json
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+
+from arl_core.states import Outcome, State
+from arl_store.tx import ReadTx, Row
+from arl_trace.life import Attempt, Life
+
+__all__ = ["life_of", "lives", "settled_lately", "traceparents"]
+
+# An attempt that settled its action at its first grant has a run and no predecessor: nothing is looked for.
+# That the ids are named twice lets Postgres leave out partitions before it opens them.
+LIVES = text("""
+    select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
+           a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
+           case when a.grant_no > 1 or (a.grant_no = 1 and a.run_us is null)
+                then (select json_agg(json_build_object('grant_no', t.grant_no, 'node', m.name,
+                                                        'granted_at', t.granted_at, 'started_at', t.started_at,
+                                                        'ended_at', t.ended_at, 'reason', t.reason)
+                                      order by t.grant_no)::text
+                        from attempts as t
+                        left join nodes as m on m.id = t.node_id
+                       where t.id = a.id) end as earlier
+      from actions as a
+      join queues as q on q.id = a.queue_id
+      join action_specs as s on s.id = a.id and s.id = any(cast(:ids as uuid[]))
+      left join nodes as n on n.id = a.node_id
+     where a.id = any(cast(:ids as uuid[]))
+""")
+
+# Ids are in order of admission; of those admitted long before it settled none is found again.
+SETTLED_LATELY = text("""
+    select id
+      from actions
+     where id > first_uuid_at(now() - make_interval(secs => :admitted_s))
+       and state = 'settled'
+       and settled_at > now() - make_interval(secs => :settled_s)
+     order by id desc
+     limit :limit
+""")
+
+TRACEPARENTS = text("""
+    select id, traceparent, tracestate from action_specs where id = any(cast(:ids as uuid[]))
+""")
+
+
+async def lives(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
+    """Of any project; `life_of` makes a life of each row."""
+    return await tx.fetch(LIVES, {"ids": list(ids)})
+
+
+async def settled_lately(tx: ReadTx, *, settled_s: float, admitted_s: float, limit: int) -> list[UUID]:
+    """What settled in the last `settled_s` seconds and was admitted in the last `admitted_s`."""
+    rows = await tx.fetch(SETTLED_LATELY, {"settled_s": settled_s, "admitted_s": admitted_s, "limit": limit})
+    return [row.id for row in rows]
+
+
+async def traceparents(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
+    return await tx.fetch(TRACEPARENTS, {"ids": list(ids)})
+
+
+def life_of(row: Row) -> Life:
+    earlier = tuple(map(_earlier, json.loads(row.earlier))) if row.earlier is not None else ()
+    return Life(
+        id=row.id,
+        task=row.task,
+        kind=row.kind,
+        trajectory=row.trajectory,
+        state=State(row.state),
+        outcome=Outcome(row.outcome) if row.outcome is not None else None,
+        reason=row.reason,
+        created_at=row.created_at,
+        settled_at=row.settled_at,
+        run_us=row.run_us,
+        earlier=earlier,
+        own=_own(row, earlier),
+        traceparent=row.traceparent,
+        tracestate=row.tracestate,
+    )
+
+
+def _own(row: Row, earlier: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that the row itself tells of; that of a queued one is the last of the earlier ones."""
+    if row.granted_at is None or row.state == State.QUEUED or (earlier and earlier[-1].grant_no == row.grant_no):
+        return None
+    times = {"granted_at": row.granted_at, "started_at": row.started_at, "ended_at": row.settled_at}
+    return Attempt(grant_no=row.grant_no, node=row.node, **times)
+
+
+def _earlier(attempt: dict[str, Any]) -> Attempt:
+    times = {name: _at(attempt[name]) for name in ("granted_at", "started_at", "ended_at")}
+    return Attempt(**{**attempt, **times})
+
+
+def _at(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text is not None else None

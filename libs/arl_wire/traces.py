@@ -1,0 +1,40 @@
+"""An action's life as clients see it: the same spans that are exported."""
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from arl_core.states import Outcome, State
+
+__all__ = ["ActionTrace", "TraceSpan"]
+
+
+class TraceSpan(BaseModel):
+    """Something that took its time. All but `create action` hang on that one."""
+
+    name: Literal["create action", "queue wait", "grant", "process action", "settle"]
+    kind: Literal["internal", "producer", "consumer"]
+    span_id: str = Field(description="16 hexadecimal digits, as in an exported span")
+    parent_span_id: str | None = Field(
+        default=None, description="Of `create action`: the client's span, if it sent one"
+    )
+    attempt: int | None = Field(default=None, description="The grant_no that it belongs to")
+    begun_at: datetime
+    ended_at: datetime | None = Field(default=None, description="Absent while it lasts")
+    offset_ms: float = Field(description="Since the action was created")
+    duration_ms: float | None = None
+    error: str | None = Field(default=None, description="The reason, where it is one of an error")
+    attributes: dict[str, str] = Field(default_factory=dict)
+
+
+class ActionTrace(BaseModel):
+    """The waterfall of an action, from its rows: no tracing back end has any part in it."""
+
+    id: UUID
+    trace_id: str = Field(description="32 hexadecimal digits; the client's, if it sent a traceparent")
+    state: State
+    outcome: Outcome | None = None
+    duration_ms: float | None = Field(default=None, description="Of the whole; absent while it is not settled")
+    spans: list[TraceSpan] = Field(description="`create action` first, then in order of their beginning")

@@ -1,0 +1,35 @@
+"""What the leader tells of its rounds and of what settled, where somebody wants to hear of it."""
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from arl_core.model import Grant
+from arl_kit.telemetry import current_traceparent, new_traceparent
+from arl_trace.export import Exporter, Round
+
+__all__ = ["Traces"]
+
+
+class Traces:
+    """Without an exporter nothing is kept and nothing is read."""
+
+    def __init__(self, exporter: Exporter | None = None) -> None:
+        self._exporter = exporter
+
+    def begins_anew(self) -> None:
+        """The index is made from rows: what settled just before, it does not know of."""
+        if self._exporter is not None:
+            self._exporter.look_back()
+
+    def over(self, ids: Iterable[UUID]) -> None:
+        """These settled, or are queued again."""
+        if self._exporter is not None:
+            self._exporter.over(ids)
+
+    def round(self, taken: Sequence[Grant], *, began: float, decided: float, ended: float) -> None:
+        """A round is committed; times by the database's clock. Its hops go under the same trace."""
+        if self._exporter is None:
+            return
+        traceparent = current_traceparent.get() or new_traceparent()
+        granted = [(grant.fence.action_id, grant.fence.grant_no) for grant in taken]
+        self._exporter.round(Round(traceparent=traceparent, began=began, decided=decided, ended=ended, granted=granted))

@@ -1,0 +1,113 @@
+"""An action's life as spans: every moment of it belongs to one of them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from arl_core.states import Outcome, State
+from arl_trace.life import MADE_HERE, Attempt, Life, context_of, spans_of
+
+ID = UUID("01920000-0000-7000-8000-000000000000")
+BEGIN = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def an_attempt(grant_no: int, granted: float, started: float | None, ended: float | None, **more: Any) -> Attempt:
+    times = [at(moment) if moment is not None else None for moment in (started, ended)]
+    return Attempt(grant_no=grant_no, node="n", granted_at=at(granted), started_at=times[0], ended_at=times[1], **more)
+
+
+def a_life(**changed: Any) -> Life:
+    return Life(**({"id": ID, "task": "t", "kind": "exec", "state": State.QUEUED, "created_at": BEGIN} | changed))
+
+
+def drawn(life: Life) -> list[tuple[str, float, float | None]]:
+    return [
+        (span.name, (span.start - BEGIN).total_seconds(), (span.end - BEGIN).total_seconds() if span.end else None)
+        for span in spans_of(life)
+    ][1:]
+
+
+OK = {"state": State.SETTLED, "outcome": Outcome.OK, "settled_at": at(9)}
+LOST = an_attempt(1, 1, 2, 4, reason="node_lost")
+REFUSED = an_attempt(1, 1, None, 4, reason="refused")
+
+
+@pytest.mark.parametrize(
+    ("life", "expected"),
+    [
+        (a_life(), [("queue wait", 0, None)]),
+        (a_life(state=State.GRANTED, own=an_attempt(1, 1, None, None)), [("queue wait", 0, 1), ("grant", 1, None)]),
+        (
+            a_life(state=State.RUNNING, own=an_attempt(1, 1, 2, None)),
+            [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, None)],
+        ),
+        (
+            a_life(**OK, own=an_attempt(1, 1, 2, 9), run_us=5_000_000),
+            [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 7), ("settle", 7, 9)],
+        ),
+        (
+            a_life(state=State.SETTLED, outcome=Outcome.CANCELLED, settled_at=at(3)),
+            [("queue wait", 0, 3), ("settle", 3, 3)],
+        ),
+        (
+            a_life(**OK, earlier=(LOST,), own=an_attempt(2, 5, 6, 9), run_us=1_000_000),
+            [
+                *(("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 4)),
+                *(("queue wait", 4, 5), ("grant", 5, 6), ("process action", 6, 7), ("settle", 7, 9)),
+            ],
+        ),
+        (a_life(earlier=(REFUSED,)), [("queue wait", 0, 1), ("grant", 1, 4), ("queue wait", 4, None)]),
+        (
+            a_life(**OK | {"outcome": Outcome.INFRA_ERROR, "reason": "node_lost"}, own=an_attempt(1, 1, 2, 9)),
+            [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 9), ("settle", 9, 9)],
+        ),
+    ],
+    ids=["waits", "granted", "runs", "ok", "cancelled", "twice", "refused", "lost for good"],
+)
+def test_a_life_is_drawn_without_gaps(life: Life, expected: list[tuple[str, float, float | None]]) -> None:
+    assert drawn(life) == expected
+
+
+def test_a_run_longer_than_the_rows_say_ends_when_the_action_settled() -> None:
+    life = a_life(**OK, own=an_attempt(1, 1, 2, 9), run_us=60_000_000)
+    assert drawn(life)[-2:] == [("process action", 2, 9), ("settle", 9, 9)]
+
+
+def test_every_span_has_an_id_of_its_own_and_always_the_same() -> None:
+    life = a_life(**OK, earlier=(LOST,), own=an_attempt(2, 5, 6, 9))
+    ids = [span.span_id for span in spans_of(life)]
+    assert len(set(ids)) == len(ids) == 8
+    assert ids == [span.span_id for span in spans_of(life)]
+
+
+def test_the_attempt_that_was_lost_and_not_the_one_that_settled_is_the_error() -> None:
+    life = a_life(**OK, earlier=(LOST,), own=an_attempt(2, 5, 6, 9))
+    assert [(span.name, span.attempt, span.error) for span in spans_of(life) if span.error] == [
+        ("process action", 1, "node_lost")
+    ]
+    assert life.failed
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "tracestate", "expected"),
+    [
+        (None, None, (ID.hex, None, None)),
+        (f"00-{'a' * 32}-{'b' * 16}-01", None, ("a" * 32, "b" * 16, True)),
+        (f"00-{'a' * 32}-{'b' * 16}-03", "vendor=1", ("a" * 32, "b" * 16, True)),
+        (f"00-{'a' * 32}-{'b' * 16}-00", None, ("a" * 32, "b" * 16, False)),
+        (f"00-{'a' * 32}-{'b' * 16}-01", MADE_HERE, ("a" * 32, None, None)),
+        (f"cc-{'a' * 32}-{'b' * 16}-01-more", None, ("a" * 32, "b" * 16, True)),
+    ],
+)
+def test_an_action_hangs_on_its_client_s_span_if_there_is_one(
+    traceparent: str | None, tracestate: str | None, expected: tuple[str, str | None, bool | None]
+) -> None:
+    context = context_of(ID, traceparent, tracestate)
+    parent = context.parent_id.hex() if context.parent_id is not None else None
+    assert (context.trace_id.hex(), parent, context.sampled) == expected
