@@ -97,12 +97,8 @@ def demo(
     if not policy and _is_up(LocalState(directory)):
         _run_there(directory, plans_of(sandboxed=_is_sandboxed(directory)), load, as_json=as_json)
         return
-    runs = _run_policies(
-        policy or list(QUICK_POLICIES if quick else POLICIES),
-        plans_of(sandboxed=not unsafe_local),
-        cores=cores,
-        unsafe_local=unsafe_local,
-    )
+    policies = policy or list(QUICK_POLICIES if quick else POLICIES)
+    runs = _run_policies(policies, plans_of(sandboxed=not unsafe_local), cores=cores, unsafe_local=unsafe_local)
     _show_policies(runs, load | {"cores": cores}, picture, as_json=as_json)
 
 
