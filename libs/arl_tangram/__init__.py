@@ -11,6 +11,7 @@ from arl_core.states import Outcome, State
 from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
 from arl_tangram.options import ExecOptions, exec_action
+from arl_tangram.rewards import ScoreOptions, score_action, scores_of
 from arl_tangram.sessions import AsyncSession, Session
 from arl_tangram.streaming import Output, OutputEvent
 from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
@@ -20,6 +21,7 @@ from arl_wire.errors import (
     IdempotencyKeyReused,
     NotFound,
     RequirementNotEnforced,
+    ServiceUnknown,
     TangramError,
     TooManyRequests,
     Unauthenticated,
@@ -27,6 +29,7 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 from arl_wire.output import OutputEnd, OutputRestart, OutputTruncated
+from arl_wire.scores import Score, ScoreItem
 
 __all__ = [
     "Action",
@@ -48,6 +51,10 @@ __all__ = [
     "OutputStream",
     "OutputTruncated",
     "RequirementNotEnforced",
+    "Score",
+    "ScoreItem",
+    "ScoreOptions",
+    "ServiceUnknown",
     "Session",
     "State",
     "SubmitAction",
@@ -62,4 +69,6 @@ __all__ = [
     "exec_action",
     "expect_ok",
     "fetched_files",
+    "score_action",
+    "scores_of",
 ]

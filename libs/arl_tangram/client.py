@@ -15,6 +15,7 @@ from arl_tangram import administering, operations, streaming, tracing
 from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
+from arl_tangram.rewards import AsyncRewards, Rewards
 from arl_tangram.sending import send, send_async
 from arl_tangram.streaming import OutputEvent
 from arl_tangram.trees import AsyncTrees, Trees
@@ -33,7 +34,7 @@ CONNECTIONS = 2000
 LIMITS = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=200)
 
 
-class Tangram(Trees):
+class Tangram(Trees, Rewards):
     """A blocking client, safe to share between threads.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
@@ -208,7 +209,7 @@ class Tangram(Trees):
                 reply = send(self._http, step)
 
 
-class AsyncTangram(AsyncTrees):
+class AsyncTangram(AsyncTrees, AsyncRewards):
     """An awaiting client. What each method does is said at `Tangram`."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ExecOptions", "exec_action", "file_action"]
+__all__ = ["ExecOptions", "exec_action", "failed_validation", "file_action"]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -96,14 +96,15 @@ def _checked(body: dict[str, Any]) -> SubmitAction:
     try:
         return SubmitAction.model_validate(body)
     except ValidationError as error:
-        raise _failed(error) from None
+        raise failed_validation(error) from None
 
 
 def _encoded(content: bytes | str) -> str:
     return b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 
-def _failed(error: ValidationError) -> ValidationFailed:
+def failed_validation(error: ValidationError) -> ValidationFailed:
+    """With the fields that are wrong."""
     fields = [
         FieldError(field=".".join(str(part) for part in entry["loc"]) or "action", message=entry["msg"])
         for entry in error.errors(include_input=False, include_url=False)

@@ -18,10 +18,9 @@ from arl_core.residency import Residence
 from arl_gpu import repository
 from arl_gpu.jobs import Report, job_of
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scoring
+from arl_gpu.scoring import Scorer, Scoring
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
-from arl_gpu.worker_client import Worker
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_manager.grants import Grants, HeldRow, Settled, fence_of, grant_of
@@ -43,7 +42,7 @@ class Manager:
         store: Store,
         peers: Peers,
         notifier: Notifier,
-        worker: Worker,
+        worker: Scorer,
         files: Sequence[ServiceFiles],
         settings: GpuSettings,
         metrics: Metrics | None = None,

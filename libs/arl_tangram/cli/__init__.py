@@ -20,6 +20,7 @@ from arl_tangram.cli import (
     logs,
     nodes,
     queues,
+    scores,
     templates,
     top,
     trace,
@@ -36,20 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    lifecycle,
-    top,
-    logs,
-    doctor,
-    audit,
-    actions,
-    trace,
-    environments,
-    keys,
-    queues,
-    nodes,
-    templates,
-    demo,
-    bench,
+    *(lifecycle, top, logs, doctor, audit, actions, trace, scores, environments),
+    *(keys, queues, nodes, templates, demo, bench),
 )
 for module in COMMANDS:
     module.register(app)

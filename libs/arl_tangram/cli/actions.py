@@ -163,6 +163,8 @@ def _show_text(action: Action) -> None:
         for name, stream in (("stdout", action.result.stdout), ("stderr", action.result.stderr)):
             if stream.truncated:
                 stderr.print(f"{name} truncated: {stream.total_bytes} bytes in all", markup=False)
+        for score in action.result.scores or ():
+            stdout.print(score.error.code if score.error is not None else f"{score.score:.6f}", markup=False)
     if action.settled_at is None:
         stdout.print(f"{action.id} {action.state}", markup=False)
     else:

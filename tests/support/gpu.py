@@ -1,0 +1,118 @@
+"""A GPU manager in this process, on a device that the test drives."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from arl_gpu.manager import Manager
+from arl_gpu.services import ServiceFiles
+from arl_gpu.settings import GpuSettings
+from arl_store.migrate import role_url
+from arl_store.wake import Notifier
+from arl_wire.internal import GrantBody
+from support.peers import RecordingPeers
+from support.postgres import PASSWORDS
+from support.rows import Rows, store_of
+
+__all__ = ["Gpu", "ScriptedWorker", "driving"]
+
+SLOT = {"slots:minilm": 1}
+SLOTS = 4
+Pairs = Sequence[tuple[str, str]]
+
+
+class ScriptedWorker:
+    """Answers `arl_gpu.scoring.Scorer`. A score is the length of its text; nothing ends before the test says so."""
+
+    def __init__(self) -> None:
+        self._orders: asyncio.Queue[tuple[Pairs, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
+
+    async def next_order(self) -> "tuple[Pairs, asyncio.Future[dict[str, Any]]]":
+        return await asyncio.wait_for(self._orders.get(), 5)
+
+    async def answer_next(self) -> Pairs:
+        pairs, answer = await self.next_order()
+        answer.set_result(scored(pairs))
+        return pairs
+
+    async def score(self, service: str, pairs: Pairs) -> dict[str, Any]:
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._orders.put_nowait((pairs, answer))
+        return await answer
+
+    async def end(self) -> None:
+        pass
+
+
+def scored(pairs: Pairs) -> dict[str, Any]:
+    return {
+        "entries": [{"score": float(len(text)), "truncated": False} for text, _ in pairs],
+        "texts": len(pairs),
+        "tokens": len(pairs),
+        "padding": 0.0,
+        "forward_s": 0.001,
+        "forward_cpu_s": 0.001,
+        "restore_s": None,
+        "states": {"minilm": "resident"},
+        "used_bytes": 1,
+    }
+
+
+@dataclass(frozen=True)
+class Gpu:
+    manager: Manager
+    worker: ScriptedWorker
+    peers: RecordingPeers
+    rows: Rows
+
+    async def granted(self, *texts: str, timeout_s: float = 300.0, **columns: Any) -> UUID:
+        """A score that the scheduler granted to this node; no hint was sent."""
+        held = {"state": "granted", "node_id": self.manager.node_id, "node_epoch": self.manager.epoch}
+        items = [{"text": text, "reference": "r"} for text in texts]
+        action = await self.rows.action(**({"kind": "score", "amounts": SLOT} | held | columns))
+        await self.rows.execute(
+            "update action_specs set payload = $2, timeout_s = $3 where id = $1",
+            *(action, json.dumps({"service": "minilm", "items": items}), timeout_s),
+        )
+        return action
+
+    async def offer(self, *actions: UUID) -> None:
+        bodies = [GrantBody(id=action, grant_no=1, amounts=SLOT) for action in actions]
+        await self.manager.offer(bodies, epoch=self.manager.epoch)
+
+    async def scores(self, action: UUID) -> list[float]:
+        found = await self.rows.value("select scores::text from action_results where id = $1", action)
+        return [entry["score"] for entry in json.loads(found)]
+
+
+@asynccontextmanager
+async def driving(rows: Rows, **changed: Any) -> AsyncIterator[Gpu]:
+    """Four slots. It polls often, so that a test of a poll need not wait."""
+    url = role_url(rows.owner_url, "gpu", PASSWORDS["gpu"])
+    values: dict[str, Any] = {
+        "port": 1,
+        "database_url": url,
+        "service_token": "t" * 16,
+        "scheduler_url": "http://scheduler",
+        "node_name": "g",
+        "slots": SLOTS,
+        "poll_busy_s": 0.03,
+        "poll_idle_s": 0.03,
+    }
+    settings = GpuSettings(**(values | changed))
+    files = [ServiceFiles(name="minilm", kind="similarity", package="p", directory=Path("/none"), max_tokens=256)]
+    worker, peers = ScriptedWorker(), RecordingPeers()
+    async with store_of(rows.owner_url, "gpu") as store:
+        notifier = Notifier(url, name="gpu")
+        manager = Manager(store, peers, notifier, worker, files, settings)  # type: ignore[arg-type]
+        await manager.start()
+        try:
+            yield Gpu(manager, worker, peers, rows)
+        finally:
+            manager.scoring.cancel(manager.fences)
+            await manager.stop()
