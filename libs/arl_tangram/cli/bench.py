@@ -12,6 +12,7 @@ import typer
 from arl_tangram.bench import aoe as aoe_
 from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution
+from arl_tangram.bench import reward as reward_
 from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.overhead import Sizes, run_overhead
@@ -126,6 +127,25 @@ def density(
     except TangramError as error:
         fail(str(error))
     _print(document("density", load=asdict(sizes), figures=figures, samples=found), as_json=as_json)
+
+
+@group.command()
+def reward(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="At once.")] = 32,
+    items: Annotated[int, typer.Option(min=1, max=256, help="In one call of the second measurement.")] = 32,
+) -> None:
+    """Scores a second, and what one costs beside its forward: one item a call and many, on a system of its own."""
+    sizes = reward_.Sizes(repeats=repeats, seconds=seconds, clients=clients, items=items)
+    try:
+        figures, samples = reward_.run_reward(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    _print(document("reward", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    if figures["wrong_answers"] or figures["lost"]:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @group.command()

@@ -1,0 +1,181 @@
+"""What a score costs beside its forward: through the gateway, durable, one item a call and many.
+
+The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart. Every score
+is compared with that of a forward without the system.
+"""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import httpx
+
+from arl_core.states import Outcome
+from arl_tangram.bench.cpu_time import own_cpu_s
+from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.client import AsyncTangram
+from arl_tangram.rewards import score_action
+from arl_wire.actions import Action
+from arl_wire.errors import Unavailable
+
+__all__ = ["Sizes", "run_reward"]
+
+SERVICE = "minilm"
+TASK = "reward"
+TOLERANCE = 1e-4
+MOST_WRONG = 2.0
+"""Of two cosines."""
+FORWARD = "tangram_gpu_forward_cpu_seconds_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much of each."""
+
+    repeats: int = 3
+    seconds: float = 10.0
+    clients: int = 32
+    items: int = 32
+    """In one call of the second measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    first: int
+    """Number of its first item; the others follow."""
+    scores: list[float | None]
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Items that were scored in some time, and what they cost."""
+
+    answers: list[_Answer]
+    asked: int
+    wall_s: float
+    cpu_s: dict[str, float]
+    forward_s: float
+
+    @property
+    def done(self) -> int:
+        return sum(len(answer.scores) for answer in self.answers)
+
+    @property
+    def overhead_ms(self) -> float:
+        system = sum(seconds for name, seconds in self.cpu_s.items() if name != "client")
+        return 1000 * (system - self.forward_s) / self.done
+
+    def of_each(self, seconds: float) -> float:
+        """Milliseconds."""
+        return 1000 * seconds / self.done
+
+
+def run_reward(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Figures and samples, on a system of its own."""
+    with own_system(driver="simulated") as system:
+        rows = asyncio.run(_measure(system, sizes, say))
+    say("the same items without the system")
+    return _figures(rows), {name: [_rounded(rate) for rate in rates] for name, rates in rows.items()}
+
+
+async def _measure(system: OwnSystem, sizes: Sizes, say: Callable[[str], None]) -> dict[str, list[_Rate]]:
+    rows: dict[str, list[_Rate]] = {"single": [], "batch": []}
+    numbers = itertools.count()
+    async with system.client() as client:
+        if not await client.services():
+            raise Unavailable(f"this machine has no {SERVICE}; `tangram doctor` says how to get it")
+        await asyncio.gather(*(_ask(client, next(numbers), 1) for _ in range(sizes.clients)))
+        for repeat in range(sizes.repeats):
+            say(f"repeat {repeat + 1} of {sizes.repeats}")
+            for name, items in (("single", 1), ("batch", sizes.items)):
+                rows[name].append(await _rate(system, client, sizes, numbers, items))
+    return rows
+
+
+async def _rate(
+    system: OwnSystem, client: AsyncTangram, sizes: Sizes, numbers: "itertools.count[int]", items: int
+) -> _Rate:
+    before, forward, own, begun = system.cpu_s(), await _forward_s(system), own_cpu_s(), time.monotonic()
+    ends_at = begun + sizes.seconds
+
+    async def ask_again_and_again() -> tuple[int, list[_Answer]]:
+        asked, found = 0, []
+        while time.monotonic() < ends_at:
+            first, *_ = [next(numbers) for _ in range(items)]
+            asked += items
+            if (answer := await _ask(client, first, items)) is not None:
+                found.append(answer)
+        return asked, found
+
+    parts = await asyncio.gather(*(ask_again_and_again() for _ in range(sizes.clients)))
+    wall_s, used_by_client = time.monotonic() - begun, own_cpu_s() - own
+    after = system.cpu_s()
+    used = {name: after[name] - before.get(name, 0.0) for name in after} | {"client": used_by_client}
+    answers = [answer for _, found in parts for answer in found]
+    return _Rate(answers, sum(asked for asked, _ in parts), wall_s, used, await _forward_s(system) - forward)
+
+
+async def _ask(client: AsyncTangram, first: int, items: int) -> _Answer | None:
+    """None where the action was lost or ended otherwise."""
+    action: Action = await client.run(score_action(SERVICE, [_pair(first + at) for at in range(items)], task=TASK))
+    if action.outcome is not Outcome.OK or action.result is None or action.result.scores is None:
+        return None
+    return _Answer(first, [score.score for score in action.result.scores])
+
+
+async def _forward_s(system: OwnSystem) -> float:
+    async with httpx.AsyncClient() as http:
+        lines = (await http.get(f"{system.url_of('gpu')}/metrics")).raise_for_status().text.splitlines()
+    return next((float(line.split()[1]) for line in lines if line.startswith(f"{FORWARD} ")), 0.0)
+
+
+def _pair(number: int) -> tuple[str, str]:
+    """No two are alike, so that each is computed."""
+    return f"Question {number}: the sum of both terms is {7 * number + 3}.", f"{7 * number + 3} is the right answer."
+
+
+def _direct(numbers: Sequence[int]) -> dict[int, float | None]:
+    command = [sys.executable, "-P", "-m", "arl_gpu.direct", SERVICE]
+    asked = json.dumps([_pair(number) for number in numbers])
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(done.stderr.strip())
+    return dict(zip(numbers, json.loads(done.stdout), strict=True))
+
+
+def _figures(rows: dict[str, list[_Rate]]) -> dict[str, float]:
+    rates = [rate for found in rows.values() for rate in found]
+    answered = {
+        answer.first + at: score for rate in rates for answer in rate.answers for at, score in enumerate(answer.scores)
+    }
+    right = _direct(list(answered))
+    errors = [_error(score, right[number]) for number, score in answered.items()]
+    figures = {
+        "max_abs_error": max(errors, default=MOST_WRONG),
+        "wrong_answers": float(sum(error > TOLERANCE for error in errors)),
+        "lost": float(sum(rate.asked - rate.done for rate in rates)),
+    }
+    for name, found in rows.items():
+        figures[f"scores_per_s_{name}"] = round(median(rate.done / rate.wall_s for rate in found), 3)
+        figures[f"overhead_cpu_ms_{name}"] = round(median(rate.overhead_ms for rate in found), 3)
+        figures[f"forward_cpu_ms_{name}"] = round(median(rate.of_each(rate.forward_s) for rate in found), 3)
+        figures[f"client_cpu_ms_{name}"] = round(median(rate.of_each(rate.cpu_s["client"]) for rate in found), 3)
+    return figures
+
+
+def _error(score: float | None, right: float | None) -> float:
+    """What should be a score and is none is as wrong as can be."""
+    return abs(score - right) if score is not None and right is not None else MOST_WRONG
+
+
+def _rounded(rate: _Rate) -> Any:
+    cpu = {name: round(rate.of_each(seconds), 4) for name, seconds in rate.cpu_s.items()}
+    cpu["forward"] = round(rate.of_each(rate.forward_s), 4)
+    return {"done": rate.done, "wall_s": round(rate.wall_s, 3), "cpu_ms_each": cpu}

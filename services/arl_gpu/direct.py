@@ -1,0 +1,31 @@
+"""A service without the system around it: items as JSON on standard input, its scores on standard output.
+
+`python -m arl_gpu.direct SERVICE`. A benchmark compares with it, and whoever doubts a score.
+"""
+
+import json
+import sys
+
+from arl_gpu.encoders.similarity import Similarity
+from arl_gpu.services import available
+
+__all__ = ["scores"]
+
+AT_ONCE = 256
+
+
+def scores(service: str, pairs: list[tuple[str, str]]) -> list[float | None]:
+    """One for each pair; None where there is none. Raises `LookupError` for a service that is not installed."""
+    files = next(iter(available([service])), None)
+    if files is None:
+        raise LookupError(f"{service} is not installed")
+    model = Similarity(files.directory)
+    found: list[float | None] = []
+    for start in range(0, len(pairs), AT_ONCE):
+        entries = model.score(pairs[start : start + AT_ONCE], model.weights.content).entries
+        found += [entry.get("score") for entry in entries]
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(scores(sys.argv[1], [(text, reference) for text, reference in json.load(sys.stdin)]), sys.stdout)
