@@ -29,6 +29,7 @@ class PollLoop:
         self._idle_s = idle_s
         self._signal = asyncio.Event()
         self._due = 0.0
+        self._asked = False
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
         """In a row."""
@@ -40,6 +41,12 @@ class PollLoop:
         if due < self._due:
             self._due = due
             self._signal.set()
+
+    def now(self) -> None:
+        """Poll at once, also if a poll is on its way: that one may have read before what is asked for was written."""
+        self._asked = True
+        self._due = 0.0
+        self._signal.set()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._forever(), name=self._name)
@@ -56,6 +63,7 @@ class PollLoop:
         while True:
             # What a step asks of others, and its log lines, belong together.
             current_traceparent.set(new_traceparent())
+            self._asked = False
             try:
                 busy = await self._step()
                 self.failures = 0
@@ -66,7 +74,8 @@ class PollLoop:
                 log.warning("%s failed: %r", self._name, error, exc_info=self.failures == 1)
             interval = self._busy_s if busy or self.failures else min(interval * 2, self._idle_s)
             # Jitter keeps many processes from polling in step.
-            self._due = time.monotonic() + interval * random.uniform(0.85, 1.0)  # noqa: S311 - no secret
+            wait_s = 0.0 if self._asked else interval * random.uniform(0.85, 1.0)  # noqa: S311 - no secret
+            self._due = time.monotonic() + wait_s
             if await self._hurried():
                 interval = self._busy_s
 

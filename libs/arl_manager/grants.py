@@ -166,6 +166,10 @@ class Grants(Generic[AnyReport]):
         if epoch != self.epoch or self._heartbeat is None or not self._heartbeat.may_start():
             return
         refused = []
+        grants = list(grants)
+        if not grants:
+            # A hint that rows changed which only a poll reads: environments that are to end.
+            self._polls.now()
         for grant in grants:
             fence = fence_of(grant)
             if self._hardware.has(fence):

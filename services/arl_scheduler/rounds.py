@@ -179,6 +179,7 @@ class Rounds:
             self._clock_offset = found.now - time.monotonic()
             self._watch(found, begun=rebuilding)
             index.reconcile(found)
+            self._hint_ends(index, found)
             if rebuilding:
                 self._traces.begins_anew()
                 await self._read_backlog(index)
@@ -325,6 +326,12 @@ class Rounds:
         for node_id, bodies in by_node.items():
             node = index.nodes[node_id]
             self._peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=bodies))
+
+    def _hint_ends(self, index: Index, found: PollResult) -> None:
+        """Environments whose end was wished since the last poll: their nodes free them at once."""
+        for node_id in {row.node for row in found.environments if row.deleted and not row.gone} & index.nodes.keys():
+            node = index.nodes[node_id]
+            self._peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=[]))
 
     async def _keep_partitions(self) -> None:
         if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:

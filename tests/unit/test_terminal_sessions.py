@@ -1,6 +1,7 @@
 """The launcher's side of a session; the shell's side is played by the tests."""
 
 import errno
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -78,6 +79,7 @@ def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) ->
     for file in filling[-7 + missing :] if missing < 7 else ():
         os.close(file)
     held = filling[: -7 + missing] if missing < 7 else filling
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
     try:

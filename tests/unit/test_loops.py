@@ -1,0 +1,46 @@
+"""A loop that polls: when it is asked to, it does not wait for its interval."""
+
+import asyncio
+
+from arl_kit.loops import PollLoop
+
+NEVER_S = 1000.0
+
+
+async def test_asked_it_polls_at_once() -> None:
+    polled = asyncio.Semaphore(0)
+
+    async def step() -> bool:
+        polled.release()
+        return True
+
+    loop = PollLoop("asked", step, busy_s=NEVER_S, idle_s=NEVER_S)
+    loop.start()
+    try:
+        async with asyncio.timeout(10):
+            await polled.acquire()
+            loop.now()
+            await polled.acquire()
+    finally:
+        await loop.stop()
+
+
+async def test_asked_during_a_poll_it_polls_again() -> None:
+    """What the poll on its way has read is older than what is asked for."""
+    begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def step() -> bool:
+        begun.release()
+        await go_on.wait()
+        return True
+
+    loop = PollLoop("asked", step, busy_s=NEVER_S, idle_s=NEVER_S)
+    loop.start()
+    try:
+        async with asyncio.timeout(10):
+            await begun.acquire()
+            loop.now()
+            go_on.set()
+            await begun.acquire()
+    finally:
+        await loop.stop()
