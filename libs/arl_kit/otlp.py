@@ -6,11 +6,11 @@ would be most of what a trace costs.
 
 import gzip
 import ssl
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 import aiohttp
@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["Collector", "OtlpSettings", "OtlpSpan", "Refused", "Sampler", "Unreachable", "begins_a_trace"]
+__all__ = ["Batch", "Collector", "Link", "OtlpSettings", "Refused", "Sampler", "Unreachable", "begins_a_trace"]
 
 RETRYABLE = frozenset({408, 429, 502, 503, 504})
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -99,21 +99,58 @@ class Sampler:
         return int.from_bytes(trace_id[8:], "big") < round(self.ratio * (1 << 64))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtlpSpan:
-    trace_id: bytes
-    span_id: bytes
-    parent_id: bytes | None = None
-    name: str
-    kind: Literal["internal", "producer", "consumer"] = "internal"
-    start: datetime
-    end: datetime
-    attributes: Mapping[str, str | int] = field(default_factory=dict)
-    error: str | None = None
-    links: Iterable[tuple[bytes, bytes]] = ()
-    """Trace and span."""
-    state: str = ""
-    """The trace's tracestate."""
+Pairs = tuple[tuple[str, str | int], ...]
+Link = tuple[bytes, bytes]
+"""Trace and span."""
+
+
+class Batch:
+    """Spans of one request, written as they come."""
+
+    def __init__(self, resource: Iterable[KeyValue]) -> None:
+        self._request = ExportTraceServiceRequest()
+        of_resource = self._request.resource_spans.add()
+        of_resource.resource.attributes.extend(resource)
+        scope = of_resource.scope_spans.add()
+        scope.scope.name = "tangram"
+        self._spans = scope.spans
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def add(
+        self,
+        name: str,
+        times: tuple[datetime, datetime],
+        *,
+        ids: tuple[bytes, bytes, bytes | None],
+        kind: str = "internal",
+        attributes: Pairs = (),
+        own: Pairs = (),
+        error: str | None = None,
+        links: Iterable[Link] = (),
+    ) -> None:
+        """`ids` are those of the trace, of the span and of its parent. `attributes` have few values, `own` any."""
+        self._spans.append(_like(name, kind, attributes))
+        span = self._spans[-1]
+        span.trace_id, span.span_id, parent = ids
+        if parent is not None:
+            span.parent_span_id = parent
+        span.start_time_unix_nano, span.end_time_unix_nano = _ns(times[0]), _ns(times[1])
+        for key, value in own:
+            span.attributes.append(_attribute(key, value))
+        if error is not None:
+            span.status.code, span.status.message = Status.STATUS_CODE_ERROR, error
+        for trace_id, span_id in links:
+            span.links.add(trace_id=trace_id, span_id=span_id)
+
+    def say_state(self, tracestate: str) -> None:
+        """Of the last span's trace."""
+        self._spans[-1].trace_state = tracestate
+
+    def written(self) -> bytes:
+        content: bytes = self._request.SerializeToString()
+        return content
 
 
 class Unreachable(Exception):
@@ -149,19 +186,15 @@ class Collector:
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, spans: Iterable[OtlpSpan]) -> int:
+    def batch(self) -> Batch:
+        return Batch(self._resource)
+
+    async def send(self, batch: Batch) -> int:
         """How many it took. Raises `Unreachable` or `Refused`."""
         if self._session is None:
             raise RuntimeError("start() was not called")
-        request = ExportTraceServiceRequest()
-        resource_spans = request.resource_spans.add()
-        resource_spans.resource.attributes.extend(self._resource)
-        scope = resource_spans.scope_spans.add()
-        scope.scope.name = "tangram"
-        for span in spans:
-            _write(scope.spans, span)
-        content = request.SerializeToString()
-        return len(scope.spans) - await self._post(self._session, gzip.compress(content) if self._gzip else content)
+        content = batch.written()
+        return len(batch) - await self._post(self._session, gzip.compress(content) if self._gzip else content)
 
     async def _post(self, session: aiohttp.ClientSession, content: bytes) -> int:
         """How many were rejected."""
@@ -185,35 +218,19 @@ def begins_a_trace(traceparent: str) -> tuple[bytes, bytes]:
     return bytes.fromhex(trace_id), bytes.fromhex(span_id)
 
 
-def _write(spans: Any, span: OtlpSpan) -> None:
-    written = spans.add(
-        trace_id=span.trace_id,
-        span_id=span.span_id,
-        parent_span_id=span.parent_id or b"",
-        trace_state=span.state,
-        name=span.name,
-        kind=KINDS[span.kind],
-        start_time_unix_nano=_ns(span.start),
-        end_time_unix_nano=_ns(span.end),
-        attributes=[_attribute(name, value) for name, value in span.attributes.items()],
-        flags=SAMPLED,
-    )
-    if span.error is not None:
-        written.status.code, written.status.message = Status.STATUS_CODE_ERROR, span.error
-    for trace_id, span_id in span.links:
-        written.links.add(trace_id=trace_id, span_id=span_id)
-
-
 def _ns(moment: datetime) -> int:
     return (moment - EPOCH) // MICROSECOND * 1000
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
+def _like(name: str, kind: str, attributes: Pairs) -> Span:
+    """What many spans have in common: copying it is cheaper than writing it again."""
+    return Span(name=name, kind=KINDS[kind], flags=SAMPLED, attributes=[_attribute(*pair) for pair in attributes])
+
+
 def _attribute(name: str, value: str | int) -> KeyValue:
-    """Most values come again and again; copying a message is cheaper than making one."""
-    return KeyValue(
-        key=name, value=AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
-    )
+    said = AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
+    return KeyValue(key=name, value=said)
 
 
 def _resource(settings: OtlpSettings, *, service: str, version: str) -> list[KeyValue]:

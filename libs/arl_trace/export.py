@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -18,10 +18,10 @@ from uuid import UUID
 
 from arl_core.states import State
 from arl_kit.metrics import Metrics
-from arl_kit.otlp import Collector, OtlpSpan, Refused, Sampler, Unreachable, begins_a_trace
+from arl_kit.otlp import Batch, Collector, Link, Refused, Sampler, Unreachable, begins_a_trace
 from arl_store.tx import Row, Store
 from arl_trace import repository
-from arl_trace.life import Life, Span, TraceContext, context_of, root_id, spans_of
+from arl_trace.life import Life, context_of, root_id, spans_of
 
 __all__ = ["Exporter", "Round"]
 
@@ -54,7 +54,7 @@ class Round:
     ended: float
     granted: Sequence[tuple[UUID, int]]
     """Actions and their grant_no."""
-    links: dict[UUID, tuple[bytes, bytes]] = field(default_factory=dict)
+    links: dict[UUID, Link] = field(default_factory=dict)
 
 
 class Exporter:
@@ -157,16 +157,16 @@ class Exporter:
     async def _export(self, ids: Sequence[UUID]) -> None:
         async with self._store.read() as tx:
             rows = await repository.lives(tx, ids)
-        spans: list[OtlpSpan] = []
+        batch = self._collector.batch()
         for count, row in enumerate(rows):
             # What went back to the queue comes again.
-            if row.state == State.SETTLED:
-                spans += self._spans(repository.life_of(row))
+            if row["state"] == State.SETTLED:
+                self._add(batch, repository.life_of(row))
             if count % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-        await self._send(spans)
+        await self._send(batch)
 
-    def _spans(self, life: Life) -> Iterator[OtlpSpan]:
+    def _add(self, batch: Batch, life: Life) -> None:
         context = life.context
         rounds = self._round_of.pop(life.id, {})
         for done in rounds.values():
@@ -174,10 +174,21 @@ class Exporter:
         taken = self._sampler.takes(context.trace_id, parent=context.sampled)
         if not taken and not life.failed and life.act_s < self._slow_s:
             return
-        for span in spans_of(life):
+        end = life.settled_at or life.created_at
+        for span in spans_of(life, context):
             granted_by = rounds.get(span.attempt or 0) if span.name == "grant" else None
-            links = [begins_a_trace(granted_by.traceparent)] if granted_by is not None else []
-            yield _otlp(span, context, life, links=links)
+            batch.add(
+                span.name,
+                (span.start, span.end or end),
+                ids=(context.trace_id, span.span_id, span.parent_id),
+                kind=span.kind,
+                attributes=span.attributes,
+                own=span.own,
+                error=span.error,
+                links=(begins_a_trace(granted_by.traceparent),) if granted_by is not None else (),
+            )
+            if context.parent_id is not None and life.tracestate:
+                batch.say_state(life.tracestate)
 
     async def _export_rounds(self) -> None:
         """Those whose actions were read, and the old ones; for these the traces of actions that still run are read."""
@@ -191,19 +202,22 @@ class Exporter:
                 found = {row.id: row for row in await repository.traceparents(tx, missing)}
             for done in kept:
                 done.links |= {id: _root_of(found[id]) for id in _unlinked(done) if id in found}
-        await self._send([span for done in kept for span in _of_round(done)])
+        batch = self._collector.batch()
+        for done in kept:
+            _add_round(batch, done)
+        await self._send(batch)
 
-    async def _send(self, spans: Sequence[OtlpSpan]) -> None:
-        if not spans:
+    async def _send(self, batch: Batch) -> None:
+        if not len(batch):
             return
         try:
-            taken = await self._collector.send(spans)
+            taken = await self._collector.send(batch)
         except Refused as error:
             log.warning("the collector refuses spans: %s", error)
             taken = 0
         self._sent.inc(taken)
-        if taken < len(spans):
-            self._lost.labels("refused").inc(len(spans) - taken)
+        if taken < len(batch):
+            self._lost.labels("refused").inc(len(batch) - taken)
 
     def _forget_oldest(self) -> None:
         for id in [id for id, _ in zip(self._ids, range(len(self._ids) - WAITING), strict=False)]:
@@ -212,37 +226,19 @@ class Exporter:
             self._lost.labels("full").inc()
 
 
-def _otlp(span: Span, context: TraceContext, life: Life, *, links: Sequence[tuple[bytes, bytes]]) -> OtlpSpan:
-    attributes = {**span.attributes, "tangram.attempt": span.attempt} if span.attempt is not None else span.attributes
-    return OtlpSpan(
-        trace_id=context.trace_id,
-        span_id=span.span_id,
-        parent_id=span.parent_id,
-        name=span.name,
-        kind=span.kind.value,
-        start=span.start,
-        end=span.end or life.settled_at or span.start,
-        attributes=attributes,
-        error=span.error,
-        links=links,
-        state=life.tracestate if life.tracestate is not None and context.parent_id is not None else "",
-    )
-
-
-def _of_round(done: Round) -> Iterator[OtlpSpan]:
+def _add_round(batch: Batch, done: Round) -> None:
     trace_id, span_id = begins_a_trace(done.traceparent)
     began, decided, ended = (datetime.fromtimestamp(at, UTC) for at in (done.began, done.decided, done.ended))
-    yield OtlpSpan(
-        trace_id=trace_id,
-        span_id=span_id,
-        name="scheduler round",
-        start=began,
-        end=ended,
-        attributes={"messaging.system": "tangram", "tangram.granted": len(done.granted)},
-        links=list(done.links.values()),
+    batch.add(
+        "scheduler round",
+        (began, ended),
+        ids=(trace_id, span_id, None),
+        attributes=(("messaging.system", "tangram"),),
+        own=(("tangram.granted", len(done.granted)),),
+        links=done.links.values(),
     )
     commit = blake2b(span_id, digest_size=8).digest()
-    yield OtlpSpan(trace_id=trace_id, span_id=commit, parent_id=span_id, name="commit grants", start=decided, end=ended)
+    batch.add("commit grants", (decided, ended), ids=(trace_id, commit, span_id))
 
 
 def _unlinked(done: Round) -> list[UUID]:
@@ -250,5 +246,5 @@ def _unlinked(done: Round) -> list[UUID]:
     return [id for id, _ in done.granted[:LINKS] if id not in done.links]
 
 
-def _root_of(row: Row) -> tuple[bytes, bytes]:
+def _root_of(row: Row) -> Link:
     return context_of(row.id, row.traceparent, row.tracestate).trace_id, root_id(row.id)

@@ -4,11 +4,10 @@ One trace for each action: `create action` from admission to settling, and below
 `grant` (until the manager's running commit) and `process action` (its monotonic time); then `settle`.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from enum import StrEnum
 from hashlib import blake2b
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from arl_core.states import Outcome, State
@@ -30,17 +29,13 @@ MADE_HERE = "tangram=root"
 FAILED = frozenset({Outcome.INFRA_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED, Outcome.DEADLINE_IN_QUEUE})
 """A program that fails by itself is no error of its trace: in training most do."""
 
-Attributes = Mapping[str, str | int]
+Attributes = tuple[tuple[str, str | int], ...]
 
 
-class SpanKind(StrEnum):
-    INTERNAL = "internal"
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
+SpanKind = Literal["internal", "producer", "consumer"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceContext:
+class TraceContext(NamedTuple):
     """Which trace an action belongs to. `parent_id` is the client's span, if it sent one."""
 
     trace_id: bytes
@@ -49,8 +44,7 @@ class TraceContext:
     """By the client; None where it did not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One grant and what became of it."""
 
     grant_no: int
@@ -63,18 +57,17 @@ class Attempt:
     """Why it ended without settling the action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Life(NamedTuple):
     """An action with all its attempts."""
 
     id: UUID
     task: str
     kind: str
-    trajectory: str | None = None
     state: State
+    created_at: datetime
+    trajectory: str | None = None
     outcome: Outcome | None = None
     reason: str | None = None
-    created_at: datetime
     settled_at: datetime | None = None
     run_us: int | None = None
     """Of the attempt that settled it, by the manager's monotonic clock."""
@@ -104,20 +97,22 @@ class Life:
         return (self.settled_at - self.created_at).total_seconds() if self.settled_at is not None else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """Ids are made from the action's, so that a span that is sent twice is the same one."""
 
     name: str
-    kind: SpanKind = SpanKind.INTERNAL
     span_id: bytes
     parent_id: bytes | None
     start: datetime
     end: datetime | None
+    kind: SpanKind = "internal"
     attempt: int | None = None
     """Its grant_no."""
     error: str | None = None
-    attributes: Attributes = field(default_factory=dict)
+    attributes: Attributes = ()
+    """With few values, each of many spans."""
+    own: Attributes = ()
+    """What only this span has."""
 
 
 def context_of(action: UUID, traceparent: str | None, tracestate: str | None) -> TraceContext:
@@ -136,77 +131,82 @@ def root_id(action: UUID) -> bytes:
     return _ids(action, 0)[0]
 
 
-def spans_of(life: Life) -> Iterator[Span]:
+def spans_of(life: Life, context: TraceContext | None = None) -> Iterator[Span]:
     """The root first, the others in order of their beginning. An end that is not there yet is None."""
-    root = root_id(life.id)
-    yield _root(life, root)
+    root, settle, _ = _ids(life.id, 0)
+    error = (life.reason or str(life.outcome)) if life.outcome in FAILED else None
+    yield _root(life, root, (context or life.context).parent_id, error)
     since = life.created_at
     for attempt in life.attempts:
-        yield from _of_attempt(life, attempt, root, since)
+        yield from _of_attempt(life, attempt, root, since, error)
         since = attempt.ended_at or since
     if life.own is None:
-        number = life.attempts[-1].grant_no + 1 if life.attempts else 1
+        number = life.earlier[-1].grant_no + 1 if life.earlier else 1
         wait, *_ = _ids(life.id, number)
-        yield Span(name="queue wait", span_id=wait, parent_id=root, start=since, end=life.settled_at, attempt=number)
+        yield Span("queue wait", wait, root, since, life.settled_at, attempt=number, attributes=_numbered(number))
     if life.settled_at is not None:
         finished = _finished_at(life, life.own) if life.own is not None else None
-        start = finished or life.settled_at
-        yield Span(name="settle", span_id=_ids(life.id, 0)[1], parent_id=root, start=start, end=life.settled_at)
+        yield Span("settle", settle, root, finished or life.settled_at, life.settled_at)
 
 
-def _root(life: Life, span_id: bytes) -> Span:
-    about: dict[str, str | int] = {
-        "messaging.system": "tangram",
-        "messaging.operation.type": "create",
-        "messaging.destination.name": life.task,
-        "messaging.message.id": str(life.id),
-        "tangram.kind": life.kind,
-        "tangram.attempts": len(life.attempts),
-    }
-    for name, value in (("trajectory", life.trajectory), ("outcome", life.outcome), ("reason", life.reason)):
-        if value is not None:
-            about[f"tangram.{name}"] = str(value)
+def _root(life: Life, span_id: bytes, parent_id: bytes | None, error: str | None) -> Span:
     return Span(
-        name="create action",
-        kind=SpanKind.PRODUCER,
-        span_id=span_id,
-        parent_id=life.context.parent_id,
-        start=life.created_at,
-        end=life.settled_at,
-        error=_error_of(life),
-        attributes=about,
+        "create action",
+        span_id,
+        parent_id,
+        life.created_at,
+        life.settled_at,
+        kind="producer",
+        error=error,
+        attributes=(
+            ("messaging.system", "tangram"),
+            ("messaging.operation.type", "create"),
+            ("messaging.destination.name", life.task),
+            ("tangram.kind", life.kind),
+            ("tangram.attempts", len(life.attempts)),
+            *((("tangram.outcome", life.outcome.value),) if life.outcome is not None else ()),
+            *((("tangram.reason", life.reason),) if life.reason is not None else ()),
+        ),
+        own=(
+            ("messaging.message.id", str(life.id)),
+            *((("tangram.trajectory", life.trajectory),) if life.trajectory is not None else ()),
+        ),
     )
 
 
-def _of_attempt(life: Life, attempt: Attempt, root: bytes, since: datetime) -> Iterator[Span]:
-    wait, grant, process = _ids(life.id, attempt.grant_no)
-    number = attempt.grant_no
-    yield Span(name="queue wait", span_id=wait, parent_id=root, start=since, end=attempt.granted_at, attempt=number)
-    on_node = {"tangram.node": attempt.node} if attempt.node is not None else {}
-    begun = attempt.started_at
+def _of_attempt(life: Life, attempt: Attempt, root: bytes, since: datetime, error: str | None) -> Iterator[Span]:
+    """`error` is the action's, which the attempt that settled it shares."""
+    number, begun = attempt.grant_no, attempt.started_at
+    wait, grant, process = _ids(life.id, number)
+    numbered = _numbered(number)
+    on_node = (*numbered, ("tangram.node", attempt.node)) if attempt.node is not None else numbered
+    yield Span("queue wait", wait, root, since, attempt.granted_at, attempt=number, attributes=numbered)
     yield Span(
-        name="grant",
-        span_id=grant,
-        parent_id=root,
-        start=attempt.granted_at,
-        end=begun or attempt.ended_at,
+        "grant",
+        grant,
+        root,
+        attempt.granted_at,
+        begun or attempt.ended_at,
         attempt=number,
         error=attempt.reason if begun is None else None,
         attributes=on_node,
     )
-    if begun is None:
-        return
-    yield Span(
-        name="process action",
-        kind=SpanKind.CONSUMER,
-        span_id=process,
-        parent_id=root,
-        start=begun,
-        end=_finished_at(life, attempt),
-        attempt=number,
-        error=_error_of(life) if attempt is life.own else attempt.reason,
-        attributes={"messaging.system": "tangram", "messaging.operation.type": "process", **on_node},
-    )
+    if begun is not None:
+        yield Span(
+            "process action",
+            process,
+            root,
+            begun,
+            _finished_at(life, attempt),
+            kind="consumer",
+            attempt=number,
+            error=error if attempt is life.own else attempt.reason,
+            attributes=(("messaging.system", "tangram"), ("messaging.operation.type", "process"), *on_node),
+        )
+
+
+def _numbered(attempt: int) -> Attributes:
+    return (("tangram.attempt", attempt),)
 
 
 def _finished_at(life: Life, attempt: Attempt) -> datetime | None:
@@ -215,10 +215,6 @@ def _finished_at(life: Life, attempt: Attempt) -> datetime | None:
     if attempt is not life.own or begun is None or ended is None or life.run_us is None:
         return ended
     return min(begun + timedelta(microseconds=life.run_us), ended)
-
-
-def _error_of(life: Life) -> str | None:
-    return (life.reason or str(life.outcome)) if life.outcome in FAILED else None
 
 
 def _ids(action: UUID, number: int) -> tuple[bytes, bytes, bytes]:

@@ -66,31 +66,33 @@ async def traceparents(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
 
 
 def life_of(row: Row) -> Life:
-    earlier = tuple(map(_earlier, json.loads(row.earlier))) if row.earlier is not None else ()
+    # By name and not by attribute: an attribute of a row is looked for twice, and this is done for every action.
+    earlier = tuple(map(_earlier, json.loads(row["earlier"]))) if row["earlier"] is not None else ()
+    outcome = row["outcome"]
     return Life(
-        id=row.id,
-        task=row.task,
-        kind=row.kind,
-        trajectory=row.trajectory,
-        state=State(row.state),
-        outcome=Outcome(row.outcome) if row.outcome is not None else None,
-        reason=row.reason,
-        created_at=row.created_at,
-        settled_at=row.settled_at,
-        run_us=row.run_us,
+        id=row["id"],
+        task=row["task"],
+        kind=row["kind"],
+        state=State(row["state"]),
+        created_at=row["created_at"],
+        trajectory=row["trajectory"],
+        outcome=Outcome(outcome) if outcome is not None else None,
+        reason=row["reason"],
+        settled_at=row["settled_at"],
+        run_us=row["run_us"],
         earlier=earlier,
         own=_own(row, earlier),
-        traceparent=row.traceparent,
-        tracestate=row.tracestate,
+        traceparent=row["traceparent"],
+        tracestate=row["tracestate"],
     )
 
 
 def _own(row: Row, earlier: Sequence[Attempt]) -> Attempt | None:
     """The attempt that the row itself tells of; that of a queued one is the last of the earlier ones."""
-    if row.granted_at is None or row.state == State.QUEUED or (earlier and earlier[-1].grant_no == row.grant_no):
+    granted_at, grant_no = row["granted_at"], row["grant_no"]
+    if granted_at is None or row["state"] == State.QUEUED or (earlier and earlier[-1].grant_no == grant_no):
         return None
-    times = {"granted_at": row.granted_at, "started_at": row.started_at, "ended_at": row.settled_at}
-    return Attempt(grant_no=row.grant_no, node=row.node, **times)
+    return Attempt(grant_no, row["node"], granted_at, row["started_at"], row["settled_at"])
 
 
 def _earlier(attempt: dict[str, Any]) -> Attempt:

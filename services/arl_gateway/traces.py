@@ -41,7 +41,7 @@ def _span_of(span: Span, created_at: datetime) -> TraceSpan:
     return TraceSpan.model_validate(
         {
             "name": span.name,
-            "kind": span.kind.value,
+            "kind": span.kind,
             "span_id": span.span_id.hex(),
             "parent_span_id": span.parent_id.hex() if span.parent_id is not None else None,
             "attempt": span.attempt,
@@ -50,7 +50,7 @@ def _span_of(span: Span, created_at: datetime) -> TraceSpan:
             "offset_ms": _ms(created_at, span.start),
             "duration_ms": _ms(span.start, span.end),
             "error": span.error,
-            "attributes": {name: str(value) for name, value in span.attributes.items()},
+            "attributes": {name: str(value) for name, value in (*span.attributes, *span.own)},
         }
     )
 

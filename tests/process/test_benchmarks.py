@@ -59,3 +59,10 @@ def test_density_measures_resting_environments_and_an_exec_beside_them() -> None
     figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
     assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))
     assert figures["idle_cores"] >= 0
+
+
+def test_tracing_measures_no_ops_with_and_without_a_collector_and_loses_no_span() -> None:
+    figures = bench("tracing", "--repeats", "1", "--seconds", "2")["figures"]
+    assert all(figures[f"noop_per_s_{how}"] > 0 for how in ("traced", "untraced"))
+    assert figures["traced_ratio"] > 0
+    assert figures["spans_per_action_in_time"] > 1

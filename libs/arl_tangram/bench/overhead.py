@@ -21,7 +21,7 @@ from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions import Action, SubmitAction
 
-__all__ = ["Sizes", "run_overhead"]
+__all__ = ["Rate", "Sizes", "costed", "run_noops", "run_overhead"]
 
 Samples = dict[str, list[float]]
 TASK = "overhead"
@@ -46,7 +46,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class _Rate:
+class Rate:
     """Actions that were done in some time, and what they cost."""
 
     done: int
@@ -78,9 +78,9 @@ async def _measure(
         for repeat in range(sizes.repeats):
             say(f"repeat {repeat + 1} of {sizes.repeats}")
             rows["plain"].append(await asyncio.to_thread(_plain, sizes))
-            rows["batch"].append(await _costed(real, _batches(client, sizes)))
-            rows["single"].append(await _costed(real, _singles(client, sizes)))
-            rows["noop"].append(await _costed(simulated, _noops(noops, sizes)))
+            rows["batch"].append(await costed(real, _batches(client, sizes)))
+            rows["single"].append(await costed(real, _singles(client, sizes)))
+            rows["noop"].append(await costed(simulated, run_noops(noops, sizes)))
             rows["start_ms"] += await _starts(client, sizes.starts)
     return rows
 
@@ -92,7 +92,7 @@ async def _warm_up(client: AsyncTangram, noops: AsyncTangram, sizes: Sizes) -> N
     _all_ok(await noops.wait(await noops.submit_many([_noop()] * sizes.batch)))
 
 
-def _plain(sizes: Sizes) -> _Rate:
+def _plain(sizes: Sizes) -> Rate:
     """Spawn and wait, from as many threads as there are environments."""
     ends_at = time.monotonic() + sizes.seconds / 4
 
@@ -106,7 +106,7 @@ def _plain(sizes: Sizes) -> _Rate:
     begun = time.monotonic()
     with ThreadPoolExecutor(sizes.environments) as threads:
         done = sum(threads.map(spawn, range(sizes.environments)))
-    return _Rate(done, time.monotonic() - begun)
+    return Rate(done, time.monotonic() - begun)
 
 
 async def _batches(client: AsyncTangram, sizes: Sizes) -> int:
@@ -116,7 +116,8 @@ async def _batches(client: AsyncTangram, sizes: Sizes) -> int:
     return await _pumped(client, actions, workers=2, seconds=sizes.seconds / 4)
 
 
-async def _noops(client: AsyncTangram, sizes: Sizes) -> int:
+async def run_noops(client: AsyncTangram, sizes: Sizes) -> int:
+    """Actions that do nothing, in batches, for the time that `sizes` says; how many."""
     return await _pumped(client, [_noop()] * sizes.batch, workers=sizes.batches, seconds=sizes.seconds)
 
 
@@ -159,13 +160,14 @@ async def _starts(client: AsyncTangram, count: int) -> list[float]:
     return found
 
 
-async def _costed(system: OwnSystem, work: Awaitable[int]) -> _Rate:
+async def costed(system: OwnSystem, work: Awaitable[int]) -> Rate:
+    """What some work took, and what every process of the system used for it."""
     before, own, begun = system.cpu_s(), own_cpu_s(), time.monotonic()
     done = await work
     wall_s = time.monotonic() - begun
     after = system.cpu_s()
     used = {name: after[name] - before.get(name, 0.0) for name in after} | {"client": own_cpu_s() - own}
-    return _Rate(done, wall_s, used)
+    return Rate(done, wall_s, used)
 
 
 def _all_ok(actions: Sequence[Action]) -> int:
@@ -188,7 +190,7 @@ def _noop() -> SubmitAction:
 
 
 def _figures(rows: dict[str, list[Any]]) -> dict[str, float]:
-    def middle(name: str, value: Callable[[_Rate], float]) -> float:
+    def middle(name: str, value: Callable[[Rate], float]) -> float:
         return round(median(value(sample) for sample in rows[name]), 3)
 
     starts = quantiles(rows["start_ms"], n=100)
@@ -207,8 +209,8 @@ def _figures(rows: dict[str, list[Any]]) -> dict[str, float]:
     }
 
 
-def _rounded(sample: _Rate | float) -> Any:
-    if not isinstance(sample, _Rate):
+def _rounded(sample: Rate | float) -> Any:
+    if not isinstance(sample, Rate):
         return round(sample, 3)
     cpu = {name: round(1000 * seconds / sample.done, 4) for name, seconds in sample.cpu_s.items()}
     return {"done": sample.done, "wall_s": round(sample.wall_s, 3), "cpu_ms_each": cpu}

@@ -18,6 +18,7 @@ from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
+from arl_tangram.bench.tracing import run_tracing
 from arl_tangram.cli.demo import system_up
 from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
@@ -73,6 +74,22 @@ def aoe(
         fail(str(error))
     load = asdict(sizes) | {"processes": 2, "plain_has": limits}
     _print(document("aoe", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+
+
+@group.command()
+def tracing(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of no-ops, each time.")] = 10,
+) -> None:
+    """No-ops a second with every span exported and with none, in turns, on two systems of its own."""
+    sizes = Sizes(repeats=repeats, seconds=seconds)
+    try:
+        figures, samples = run_tracing(sizes, lambda line: stderr.print(line, markup=False))
+    except (TangramError, RuntimeError) as error:
+        fail(str(error))
+    load = {"seconds": seconds, "batch": sizes.batch, "batches": sizes.batches, "sampler": "always_on"}
+    _print(document("tracing", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
 
 
 @group.command()
