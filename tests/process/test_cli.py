@@ -64,6 +64,13 @@ class TestSubmit:
         found = json.loads(machine.cli("get", submitted["id"], "--wait-s", "20", "-o", "json").stdout)
         assert (found["id"], found["outcome"]) == (submitted["id"], "ok")
 
+    def test_trace_draws_where_its_time_went(self, machine: Machine) -> None:
+        id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]
+        drawn = machine.cli("trace", id).stdout
+        named = ("create action", "queue wait", "grant", "process action", "settle")
+        assert [drawn.index(name) for name in named] == sorted(drawn.index(name) for name in named)
+        assert [span["name"] for span in json.loads(machine.cli("trace", id, "-o", "json").stdout)["spans"]] == [*named]
+
 
 class TestSystem:
     def test_status_says_that_everything_is_ready(self, machine: Machine) -> None:

@@ -1,0 +1,108 @@
+"""A real tracing back end reads one action's life as one trace: Arize Phoenix, from the package index."""
+
+import asyncio
+import os
+import secrets
+import subprocess
+import time
+import venv
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from support.postgres import Databases
+from support.system import System, free_ports, running_system
+
+PHOENIX = "arize-phoenix==20.26.1"
+INSTALL_S, START_S = 300, 120
+NAMES = {"create action", "queue wait", "grant", "process action", "settle"}
+
+pytestmark = pytest.mark.slow
+
+
+def installed(directory: Path) -> Path:
+    """Its command. It is large (850 MB), and this machine may not reach a package index."""
+    venv.create(directory, with_pip=True)
+    begun = time.monotonic()
+    pip = [directory / "bin" / "python", "-m", "pip", "install", "--quiet", PHOENIX]
+    try:
+        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=INSTALL_S)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{PHOENIX} was not installed in {INSTALL_S} s")
+    if done.returncode != 0:
+        pytest.skip(f"{PHOENIX} could not be installed: {done.stderr[-300:]}")
+    print(f"installed in {time.monotonic() - begun:.0f} s")
+    return directory / "bin" / "phoenix"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def phoenix(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+    directory = tmp_path_factory.mktemp("phoenix")
+    command = await asyncio.to_thread(installed, directory / "venv")
+    http, grpc = free_ports(2)
+    said = {"PHOENIX_WORKING_DIR": str(directory), "PHOENIX_HOST": "127.0.0.1", "PHOENIX_TELEMETRY_ENABLED": "false"}
+    ports = {"PHOENIX_PORT": str(http), "PHOENIX_GRPC_PORT": str(grpc)}
+    log = (directory / "phoenix.log").open("wb")
+    process = subprocess.Popen([command, "serve"], env=os.environ | said | ports, stdout=log, stderr=log)
+    log.close()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http}", timeout=30) as client:
+            async with asyncio.timeout(START_S):
+                while not await is_up(client):
+                    assert process.poll() is None, (directory / "phoenix.log").read_text()[-2000:]
+                    await asyncio.sleep(0.2)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+async def is_up(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/healthz")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases, phoenix: httpx.AsyncClient) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": str(phoenix.base_url)}
+    async with running_system(owner_url, cores=64, overrides={"scheduler": endpoint}) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+async def spans_of(phoenix: httpx.AsyncClient, trace_id: str) -> list[dict[str, Any]]:
+    answer = await phoenix.get("/v1/projects/default/spans", params={"limit": 1000})
+    spans = answer.json()["data"] if answer.status_code == 200 else []
+    return [span for span in spans if span["context"]["trace_id"] == trace_id]
+
+
+async def test_a_tracing_back_end_shows_an_action_s_life_as_one_trace(
+    phoenix: httpx.AsyncClient, system: System
+) -> None:
+    trace_id, parent = secrets.token_hex(16), secrets.token_hex(8)
+    body = {"task": "ui", "argv": ["sleep", "0.2"], "demand": {"cpu": 0.1}}
+    headers = {"traceparent": f"00-{trace_id}-{parent}-01"}
+    async with system.client() as api:
+        action = (await api.post("/v1/actions", json=body, params={"wait": 20}, headers=headers)).json()
+        trace = (await api.get(f"/v1/actions/{action['id']}/trace")).json()
+    async with asyncio.timeout(60):
+        while len(spans := await spans_of(phoenix, trace_id)) < len(NAMES):
+            await asyncio.sleep(0.2)
+    shown = {span["name"]: span for span in spans}
+    assert shown.keys() == NAMES
+    root = shown["create action"]
+    assert root["parent_id"] == parent
+    assert root["attributes"]["messaging.message.id"] == action["id"]
+    assert {span["parent_id"] for name, span in shown.items() if span is not root} == {root["context"]["span_id"]}
+    for span in trace["spans"]:
+        assert shown[span["name"]]["context"]["span_id"] == span["span_id"]
+        assert datetime.fromisoformat(shown[span["name"]]["start_time"]) == datetime.fromisoformat(span["begun_at"])
+        assert datetime.fromisoformat(shown[span["name"]]["end_time"]) == datetime.fromisoformat(span["ended_at"])
