@@ -1,6 +1,7 @@
 """An action as clients submit and see it."""
 
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -257,7 +258,9 @@ class SubmitAction(Strict):
             raise ValueError("a session lives in a kept environment: environment.scope `trajectory`, or an id")
 
 
+@cache
 def _default(name: str) -> Any:
+    """Pydantic takes 50 µs to say it."""
     return SubmitAction.model_fields[name].get_default(call_default_factory=True)
 
 
