@@ -55,6 +55,16 @@ def test_exec_measures_execs_beside_plain_processes_and_loses_none() -> None:
     assert figures["lost_at_1000"] == figures["left_after_destroy"] == 0
 
 
+def test_reward_measures_scores_beside_their_forward_and_finds_them_right() -> None:
+    document = bench("reward", "--repeats", "1", "--seconds", "1", "--clients", "8", "--items", "4")
+    figures = document["figures"]
+    for form in ("single", "batch"):
+        assert all(figures[f"{name}_{form}"] > 0 for name in ("scores_per_s", "forward_cpu_ms", "client_cpu_ms"))
+        assert {"gpu", "gateway", "postgres", "forward"} <= document["samples"][form][0]["cpu_ms_each"].keys()
+    assert figures["max_abs_error"] < 1e-4
+    assert figures["wrong_answers"] == figures["lost"] == 0
+
+
 def test_density_measures_resting_environments_and_an_exec_beside_them() -> None:
     figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
     assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from arl_tangram import NotFound, Outcome, Tangram, Unauthenticated, WaitTimeout, exec_action
+from arl_tangram import (
+    ActionFailed,
+    NotFound,
+    Outcome,
+    Tangram,
+    Unauthenticated,
+    ValidationFailed,
+    WaitTimeout,
+    exec_action,
+    score_action,
+    scores_of,
+)
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
 from arl_tangram.connection import resolve
 from arl_wire.environments import CreateEnvironment
@@ -70,6 +81,35 @@ class TestSubmit:
         named = ("create action", "queue wait", "grant", "process action", "settle")
         assert [drawn.index(name) for name in named] == sorted(drawn.index(name) for name in named)
         assert [span["name"] for span in json.loads(machine.cli("trace", id, "-o", "json").stdout)["spans"]] == [*named]
+
+
+class TestScores:
+    def test_a_score_is_shown_and_what_has_none_says_why(self, machine: Machine) -> None:
+        assert machine.cli("score", "minilm", "the same", "the same").stdout == "1.000000\n"
+        done = machine.cli("score", "minilm", " ", "x", check=False)
+        assert (done.stdout.partition(":")[0], done.returncode) == ("empty_text", EXIT_FAILED)
+        assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE
+
+    def test_services_say_where_they_are(self, machine: Machine) -> None:
+        [service] = json.loads(machine.cli("services", "list", "-o", "json").stdout)["items"]
+        assert (service["name"], service["available"]) == ("minilm", True)
+        assert service["name"] in machine.cli("services", "list").stdout
+        checks = json.loads(machine.cli("doctor", "-o", "json").stdout)["checks"]
+        found = {check["name"]: check["found"] for check in checks}
+        assert "CPU device" in found["devices"]
+        assert "minilm" in found["reward services"]
+
+    def test_the_sdk_scores_many_and_raises_where_nothing_was_scored(self, machine: Machine) -> None:
+        with machine.client() as tangram:
+            same, empty = tangram.score("minilm", [("a b", "a b"), {"text": "", "reference": "x"}])
+            assert (same.score, empty.score) == (pytest.approx(1.0, abs=1e-4), None)
+            assert empty.error is not None
+            late = tangram.run(score_action("minilm", [("a", "b")], timeout_s=1e-6))
+            assert (late.outcome, late.reason) == ("infra_error", "score_timeout")
+            with pytest.raises(ActionFailed):
+                scores_of(late)
+            with pytest.raises(ValidationFailed):
+                tangram.score("minilm", [])
 
 
 class TestSystem:

@@ -108,7 +108,7 @@ async def _measure(system: OwnSystem, plain: PlainGroup, sizes: Sizes, say: Call
 
 
 async def _cores(client: AsyncTangram) -> float:
-    return sum(node.capacity["cpu_milli"] for node in (await client.nodes()).items) / 1000
+    return sum(node.capacity.get("cpu_milli", 0) for node in (await client.nodes()).items) / 1000
 
 
 async def _in_an_action(client: AsyncTangram, cpu: float, seconds: float) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
         print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
     else:
         stdout.print(_findings_table(findings))
-        for node in nodes:
+        for node in (node for node in nodes if node.get("enforced")):
             stdout.print(f"\nwhat confines actions on {node.get('name', '?')}", markup=False)
             stdout.print(_capabilities_table(node.get("enforced") or []))
             if names := [template["name"] for template in node.get("templates") or []]:
