@@ -274,6 +274,8 @@ def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
     )
     assert figures["hacks_tried"] >= 12
     assert figures["sandbox_enforced"] == 1
+    assert figures["scored"] == 24
+    assert figures["likeness_right_mean"] > figures["likeness_wrong_mean"]
 
 
 class TestKeys:

@@ -45,7 +45,9 @@ class PolicyRun:
 
     @property
     def used_core_s(self) -> float:
-        return sum(action.result.cpu_s for action in self.actions if action.result is not None)
+        """By what ran in sandboxes."""
+        ran = (action.result for action in self.actions if action.kind == "exec")
+        return sum(result.cpu_s for result in ran if result is not None)
 
     @property
     def reserved_core_s(self) -> float:

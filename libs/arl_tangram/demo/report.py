@@ -33,6 +33,9 @@ def figures_of(rollouts: Sequence[Rollout], *, wall_s: float) -> dict[str, float
         "hack_trajectories": len(hacks),
         "hacks_rewarded": sum(rollout.reward == 1.0 for rollout in hacks),
         "sandbox_enforced": int(bool(actions) and all(_walled(action) for action in actions)),
+        "scored": sum(rollout.likeness is not None for rollout in rollouts),
+        "likeness_right_mean": _likeness([rollout for rollout in rollouts if rollout.reward == 1.0]),
+        "likeness_wrong_mean": _likeness([rollout for rollout in rollouts if rollout.reward == 0.0]),
         "actions": len(actions),
         "act_mean_s": round(fmean(acts), 4) if acts else 0.0,
         "act_p50_s": round(cuts[49], 4),
@@ -75,6 +78,11 @@ def print_table(console: Console, rollouts: Sequence[Rollout], figures: dict[str
     console.print(table)
     outcomes = Counter(str(action.outcome) for rollout in rollouts for action in rollout.actions)
     console.print("outcomes of actions: " + ", ".join(f"{name} {count}" for name, count in outcomes.most_common()))
+    if figures["scored"]:
+        console.print(
+            f"likeness to the reference by the reward model: {figures['likeness_right_mean']:.2f} on average of what"
+            f" was rewarded, {figures['likeness_wrong_mean']:.2f} of the rest ({figures['scored']:g} scored)"
+        )
     console.print(
         f"action completion time: mean {figures['act_mean_s']:.3f} s = queue {figures['queue_mean_s']:.3f}"
         f" + run {figures['run_mean_s']:.3f} + overhead {figures['overhead_mean_s']:.3f};"
@@ -107,12 +115,17 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
     console.print(table)
 
 
+def _likeness(rollouts: Sequence[Rollout]) -> float:
+    known = [rollout.likeness for rollout in rollouts if rollout.likeness is not None]
+    return round(fmean(known), 4) if known else 0.0
+
+
 def _mean(actions: Sequence[Action], name: str) -> float:
     values = [getattr(action.times, name) or 0.0 for action in actions]
     return round(fmean(values), 4) if values else 0.0
 
 
 def _walled(action: Action) -> bool:
-    if action.result is None:
+    if action.result is None or action.kind != "exec":
         return True
     return all(action.result.enforcement.get(wall) == "enforced" for wall in WALLS)

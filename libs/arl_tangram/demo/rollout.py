@@ -27,6 +27,8 @@ class Rollout:
     plan: Plan
     reward: float | None = None
     reason: str = ""
+    likeness: float | None = None
+    """Of what was handed in to the reference, by the reward model; None where there is none."""
     began_s: float = 0.0
     """Monotonic, when its first action was sent."""
     ended_s: float = 0.0
@@ -78,6 +80,9 @@ async def roll_out(
             for action in verdict.actions:
                 note(action)
             rollout.reward, rollout.reason = verdict.reward, verdict.reason
+            rollout.likeness, compared = await judge.likeness(plan.problem, content, trajectory=trajectory)
+            if compared is not None:
+                note(compared)
         await client.end_trajectory(task, trajectory)
     except (TangramError, KeyError, ValueError) as error:
         rollout.reason = f"{type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ async def run_demo(
     on_rollout: Callable[[Rollout], None],
 ) -> tuple[list[Rollout], float]:
     """Rollouts in the order of `plans`, and the wall time in seconds."""
-    judge = Judge(client, task=TASK)
+    judge = Judge(client, task=TASK, service=await _reward_service(client))
     room = asyncio.Semaphore(await _at_once(client))
     run = f"demo-{uuid4().hex[:8]}"
     begun = time.monotonic()
@@ -37,6 +37,12 @@ async def run_demo(
 
     rollouts = await asyncio.gather(*(one(plan) for plan in plans))
     return list(rollouts), time.monotonic() - begun
+
+
+async def _reward_service(client: AsyncTangram) -> str | None:
+    """The first that compares texts, where this installation has one."""
+    offered = (service for service in await client.services() if service.available and service.kind == "similarity")
+    return next((service.name for service in offered), None)
 
 
 async def _at_once(client: AsyncTangram) -> int:

@@ -16,6 +16,7 @@ from arl_core.states import Outcome
 from arl_tangram.client import AsyncTangram
 from arl_tangram.demo.problems import Problem
 from arl_tangram.operations import expect_ok, fetched_files
+from arl_tangram.rewards import score_action, scores_of
 from arl_wire.actions import Action
 
 __all__ = ["OWN_OUTCOMES", "Judge", "Verdict", "program_text"]
@@ -38,9 +39,11 @@ class Verdict:
 
 
 class Judge:
-    def __init__(self, client: AsyncTangram, *, task: str) -> None:
+    def __init__(self, client: AsyncTangram, *, task: str, service: str | None = None) -> None:
+        """`service` compares what was handed in with the reference; without it nothing is compared."""
         self._client = client
         self._task = task
+        self._service = service
         self._recorded: dict[str, asyncio.Task[list[object]]] = {}
 
     async def score(self, problem: Problem, solution: str, *, trajectory: str) -> Verdict:
@@ -60,6 +63,15 @@ class Judge:
             timeout_s=TRUSTED_TIMEOUT_S,
         )
         return _verdict(ran, judged)
+
+    async def likeness(self, problem: Problem, solution: str, *, trajectory: str) -> tuple[float | None, Action | None]:
+        """How alike solution and reference read, by a reward model: a second reward, and no verdict."""
+        if self._service is None:
+            return None, None
+        reference = problem.prompt + problem.canonical_solution
+        asked = score_action(self._service, [(solution, reference)], task=self._task, trajectory=trajectory, retries=2)
+        action = await self._client.run(asked)
+        return (scores_of(action)[0].score if action.outcome in OWN_OUTCOMES else None), action
 
     async def _calls_of(self, problem: Problem, trajectory: str) -> list[object]:
         """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next."""
