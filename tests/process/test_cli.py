@@ -320,3 +320,34 @@ class TestQueues:
     @pytest.mark.parametrize("arguments", [("limited",), ("limited", "--max-queued", "1", "--default")])
     def test_it_takes_a_number_or_the_default(self, machine: Machine, arguments: tuple[str, ...]) -> None:
         assert machine.cli("queues", "set", *arguments, check=False).returncode == EXIT_USAGE
+
+
+def connected_to(machine: Machine) -> Tangram:
+    connection = resolve(directory=machine.directory)
+    return Tangram(connection.url, connection.api_key)
+
+
+class TestOperating:
+    def test_top_and_the_nodes_show_what_there_is(self, machine: Machine) -> None:
+        with connected_to(machine) as tangram:
+            tangram.run(task="shown", argv=["true"])
+        shown = machine.cli("top", "--once").stdout
+        assert "shown" in shown
+        nodes = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"]
+        assert nodes[0]["name"] in shown
+
+    def test_a_node_is_emptied_and_opened_again(self, machine: Machine) -> None:
+        nodes = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"]
+        name = next(node["name"] for node in nodes if node["kind"] == "cpu")
+        emptied = json.loads(machine.cli("nodes", "drain", name, "--deadline", "0", "-o", "json").stdout)
+        assert emptied["drained"] is True
+        opened = json.loads(machine.cli("nodes", "uncordon", name, "-o", "json").stdout)
+        assert opened["cordoned"] is False
+
+    def test_a_paused_queue_goes_on_when_it_is_resumed(self, machine: Machine) -> None:
+        with connected_to(machine) as tangram:
+            tangram.run(task="halting", argv=["true"])
+            assert "paused" in machine.cli("queues", "pause", "halting").stdout
+            waiting = tangram.submit(task="halting", argv=["true"])
+            assert "paused" not in machine.cli("queues", "resume", "halting").stdout
+            assert tangram.wait([waiting.id])[0].outcome is Outcome.OK

@@ -93,8 +93,9 @@ def table_of(nodes: NodeList) -> Table:
     for heading in ("node", "kind", "state", "cores held", "actions", "environments", "memory GiB"):
         table.add_column(heading, justify="left" if heading in ("node", "kind", "state") else "right")
     for node in nodes.items:
-        cores = f"{node.held_cpu_milli / 1000:g}/{node.capacity.get('cpu_milli', 0) / 1000:g}"
-        memory = f"{node.capacity.get('memory_mib', 0) / 1024:.1f}"
+        has_cores = "cpu_milli" in node.capacity
+        cores = f"{node.held_cpu_milli / 1000:g}/{node.capacity['cpu_milli'] / 1000:g}" if has_cores else "-"
+        memory = f"{node.capacity['memory_mib'] / 1024:.1f}" if "memory_mib" in node.capacity else "-"
         table.add_row(node.name, node.kind, state_of(node), cores, str(node.running), str(node.environments), memory)
     return table
 
