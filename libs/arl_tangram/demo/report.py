@@ -103,7 +103,7 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
         "overhead": "overhead_mean_s",
         "run": "run_mean_s",
         "step": "step_s",
-        "core-s held": "reserved_core_s",
+        "core-s reserved": "reserved_core_s",
         "used": "used_core_s",
         "timeouts": "timeouts",
         "wrong rewards": "wrong_rewards",
