@@ -72,7 +72,7 @@ def own_system(
                 stdin=subprocess.PIPE,
                 stdout=words,
                 stderr=words,
-                env=os.environ | dict(environment or {}),
+                env=_surroundings() | dict(environment or {}),
                 start_new_session=True,
             )
         try:
@@ -81,6 +81,11 @@ def own_system(
         finally:
             _stop(process)
             subprocess.run([*command, "--purge"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def _surroundings() -> dict[str, str]:
+    """Of this process, without a database that others use."""
+    return {name: value for name, value in os.environ.items() if name != "TANGRAM_DATABASE_URL"}
 
 
 def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes]) -> None:
