@@ -17,16 +17,24 @@ log = logging.getLogger(__name__)
 class PollLoop:
     """Calls `step` at an interval that grows while it finds nothing to do.
 
-    `step` says whether it found work. An exception is logged and counts as idle; the loop goes on.
+    `step` says whether it found work. An exception is logged and counts as idle; the loop goes on. With `begins_idle`
+    the interval is the longest from the start, until work is found.
     """
 
     def __init__(
-        self, name: str, step: Callable[[], Awaitable[bool]], *, busy_s: float = 1.0, idle_s: float = 8.0
+        self,
+        name: str,
+        step: Callable[[], Awaitable[bool]],
+        *,
+        busy_s: float = 1.0,
+        idle_s: float = 8.0,
+        begins_idle: bool = False,
     ) -> None:
         self._name = name
         self._step = step
         self._busy_s = busy_s
         self._idle_s = idle_s
+        self._first_s = idle_s if begins_idle else busy_s
         self._signal = asyncio.Event()
         self._due = 0.0
         self._asked = False
@@ -59,7 +67,7 @@ class PollLoop:
             await self._task
 
     async def _forever(self) -> None:
-        interval = self._busy_s
+        interval = self._first_s
         while True:
             # What a step asks of others, and its log lines, belong together.
             current_traceparent.set(new_traceparent())

@@ -35,7 +35,7 @@ class Retention:
         self._batch = batch
         self._after = NOTHING
         self._partitions_at = float("-inf")
-        self._loop = PollLoop("retention", self.step, busy_s=BUSY_S, idle_s=IDLE_S)
+        self._loop = PollLoop("retention", self.step, busy_s=BUSY_S, idle_s=IDLE_S, begins_idle=True)
 
     def start(self) -> None:
         self._loop.start()
