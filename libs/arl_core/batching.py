@@ -31,10 +31,13 @@ def next_batch(waiting: Sequence[Sequence[int]], *, budget: int) -> list[int]:
     return taken
 
 
-def buckets(lengths: Sequence[int], *, max_tokens: int, max_padding: float = 0.15) -> list[list[int]]:
+def buckets(
+    lengths: Sequence[int], *, max_tokens: int, max_padding: float = 0.15, pass_tokens: int = 0
+) -> list[list[int]]:
     """Indices of texts that are padded to one length together; short ones never to that of much longer ones.
 
-    A bucket has at most `max_tokens` with its padding, or one text; at most the share `max_padding` of it is padding.
+    A bucket has at most `max_tokens` with its padding, or one text. At most the share `max_padding` of it is padding,
+    or `pass_tokens`: as many as could be computed in the time that a pass takes whatever is in it.
     """
     found: list[list[int]] = []
     tokens = 0
@@ -42,8 +45,7 @@ def buckets(lengths: Sequence[int], *, max_tokens: int, max_padding: float = 0.1
         longest = max(1, lengths[index])
         if found:
             padded = longest * (len(found[-1]) + 1)
-            fits = padded <= max_tokens and padded - tokens - longest <= max_padding * padded
-            if fits:
+            if padded <= max_tokens and padded - tokens - longest <= max(max_padding * padded, pass_tokens):
                 found[-1].append(index)
                 tokens += longest
                 continue

@@ -1,5 +1,6 @@
 """Which items go to the device together."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,12 +36,21 @@ class TestBuckets:
     def test_a_text_longer_than_a_bucket_has_one_of_its_own(self) -> None:
         assert buckets([300, 300], max_tokens=100) == [[0], [1]]
 
-    @given(st.lists(st.integers(1, 256), max_size=80), st.integers(1, 4096))
-    def test_every_text_is_in_one_bucket_that_keeps_its_bounds(self, lengths: list[int], max_tokens: int) -> None:
-        found = buckets(lengths, max_tokens=max_tokens)
+    def test_a_little_padding_is_cheaper_than_another_pass(self) -> None:
+        assert buckets([8, 16], max_tokens=4096, pass_tokens=8) == [[0, 1]]
+        assert buckets([8, 17], max_tokens=4096, pass_tokens=8) == [[0], [1]]
+
+    @given(st.lists(st.integers(1, 256), max_size=80), st.integers(1, 4096), st.integers(0, 30))
+    def test_every_text_is_in_one_bucket_that_keeps_its_bounds(
+        self, lengths: list[int], max_tokens: int, pass_tokens: int
+    ) -> None:
+        found = buckets(lengths, max_tokens=max_tokens, pass_tokens=pass_tokens)
         assert sorted(at for group in found for at in group) == list(range(len(lengths)))
         for group in found:
-            padded = max(lengths[at] for at in group) * len(group)
-            assert len(group) == 1 or (padded <= max_tokens and padding([lengths[at] for at in group], [
-                list(range(len(group)))
-            ]) <= 0.15 + 1e-9)  # fmt: skip
+            inside = [lengths[at] for at in group]
+            padded = max(inside) * len(group)
+            assert padded <= max_tokens or len(group) == 1
+            assert padded - sum(inside) <= max(0.15 * padded, pass_tokens)
+
+    def test_padding_is_the_share_of_what_is_computed_for_nothing(self) -> None:
+        assert padding([10, 5, 1], [[0, 1], [2]]) == pytest.approx(5 / 21)

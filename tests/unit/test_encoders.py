@@ -54,7 +54,7 @@ def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Si
     found = [entry["score"] for entry in scored.entries]
     assert np.abs(np.array(found) - EMBEDDINGS @ EMBEDDINGS[0]).max() < TOLERANCE
     assert scored.texts == len(TEXTS)
-    assert scored.padding < 0.15
+    assert scored.padding < 0.2
 
 
 @pytest.mark.parametrize(("text", "reference", "code"), [(" \n", "x", "empty_text"), ("x", "", "empty_reference")])
