@@ -36,6 +36,8 @@ MAX_KEY = 255
 MAX_TRACESTATE = 512
 READ_CHUNK = 50
 ANSWER_BYTES = 16 << 20
+SCORE_BYTES = 96
+"""Of one entry in an answer, an error's too."""
 LOOK_S = 1.0
 WAITING = 20_000
 WAITING_BYTES = 256 << 20
@@ -279,7 +281,8 @@ def _result_size(action: Action) -> int:
     if result is None:
         return 0
     streams = sum(len(stream.text) + len(stream.base64 or "") for stream in (result.stdout, result.stderr))
-    return streams + sum(len(content) for content in result.files.values())
+    scores = SCORE_BYTES * len(result.scores or ())
+    return streams + scores + sum(len(content) for content in result.files.values())
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -118,6 +118,7 @@ class Scoring:
             answer = await self._worker.score(service, pairs)
         except WorkerDied as error:
             self._metrics.worker_deaths.inc()
+            self._metrics.show_residency(dict.fromkeys(self.states, Residence.COLD), used_bytes=0)
             self.states, self.health = {}, f"the worker died: {error}"
             self._fail(batch, "worker_died", str(error))
             return
