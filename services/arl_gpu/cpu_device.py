@@ -53,7 +53,7 @@ class CpuDevice:
         self._fault = fault or (lambda _what, _size: False)
         # Pages that nobody wrote to cost nothing, and places are rounded up.
         room = _aligned(max(1, capacity)) + ROUNDING * ALIGNMENT
-        self._map = mmap.mmap(-1, room)
+        self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._arena = memoryview(self._map)
         self._blocks: list[_Block] = []
         """In order of their places."""

@@ -135,6 +135,14 @@ class TestCpuDevice:
         with pytest.raises(DeviceFull):
             device.alloc(10_001)
 
+    def test_the_pages_of_what_was_freed_go_back_to_the_system(self) -> None:
+        device = CpuDevice(30_000)
+        block = device.alloc(30_000)
+        device.copy_async(block, memoryview(b"x" * 30_000)).wait()
+        device.free(block)
+        assert bytes(device.alloc(30_000).view()) == bytes(30_000)
+        device.close()
+
     def test_a_block_is_freed_once(self) -> None:
         device = CpuDevice(10)
         block = device.alloc(10)
