@@ -8,7 +8,7 @@ import gzip
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote
@@ -26,8 +26,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 __all__ = ["Batch", "Collector", "Link", "OtlpSettings", "Refused", "Sampler", "Unreachable", "begins_a_trace"]
 
 RETRYABLE = frozenset({408, 429, 502, 503, 504})
-EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-MICROSECOND = timedelta(microseconds=1)
 SAMPLED = 1
 KINDS = {"internal": Span.SPAN_KIND_INTERNAL, "producer": Span.SPAN_KIND_PRODUCER, "consumer": Span.SPAN_KIND_CONSUMER}
 
@@ -219,7 +217,7 @@ def begins_a_trace(traceparent: str) -> tuple[bytes, bytes]:
 
 
 def _ns(moment: datetime) -> int:
-    return (moment - EPOCH) // MICROSECOND * 1000
+    return round(moment.timestamp() * 1_000_000) * 1000
 
 
 @lru_cache(maxsize=1024)

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from arl_core.states import State
 from arl_kit.metrics import Metrics
-from arl_kit.otlp import Batch, Collector, Link, Refused, Sampler, Unreachable, begins_a_trace
+from arl_kit.otlp import Batch, Collector, Link, Refused, Sampler, Unreachable
 from arl_store.tx import Row, Store
 from arl_trace import repository
 from arl_trace.life import Life, context_of, root_id, spans_of
@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 class Round:
     """A round of the scheduler that granted something; seconds since the epoch, by the database's clock."""
 
-    traceparent: str
+    link: Link
+    """Its own trace and span."""
     began: float
     decided: float
     ended: float
@@ -185,7 +186,7 @@ class Exporter:
                 attributes=span.attributes,
                 own=span.own,
                 error=span.error,
-                links=(begins_a_trace(granted_by.traceparent),) if granted_by is not None else (),
+                links=(granted_by.link,) if granted_by is not None else (),
             )
             if context.parent_id is not None and life.tracestate:
                 batch.say_state(life.tracestate)
@@ -196,7 +197,7 @@ class Exporter:
         ripe: list[Round] = []
         while self._rounds and (self._rounds[0][0] < old or not _unlinked(self._rounds[0][1])):
             ripe.append(self._rounds.popleft()[1])
-        kept = [done for done in ripe if self._sampler.takes(begins_a_trace(done.traceparent)[0])]
+        kept = [done for done in ripe if self._sampler.takes(done.link[0])]
         if missing := {id for done in kept for id in _unlinked(done)}:
             async with self._store.read() as tx:
                 found = {row.id: row for row in await repository.traceparents(tx, missing)}
@@ -227,7 +228,7 @@ class Exporter:
 
 
 def _add_round(batch: Batch, done: Round) -> None:
-    trace_id, span_id = begins_a_trace(done.traceparent)
+    trace_id, span_id = done.link
     began, decided, ended = (datetime.fromtimestamp(at, UTC) for at in (done.began, done.decided, done.ended))
     batch.add(
         "scheduler round",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from arl_core.model import Grant
+from arl_kit.otlp import begins_a_trace
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_trace.export import Exporter, Round
 
@@ -30,6 +31,6 @@ class Traces:
         """A round is committed; times by the database's clock. Its hops go under the same trace."""
         if self._exporter is None:
             return
-        traceparent = current_traceparent.get() or new_traceparent()
+        link = begins_a_trace(current_traceparent.get() or new_traceparent())
         granted = [(grant.fence.action_id, grant.fence.grant_no) for grant in taken]
-        self._exporter.round(Round(traceparent=traceparent, began=began, decided=decided, ended=ended, granted=granted))
+        self._exporter.round(Round(link=link, began=began, decided=decided, ended=ended, granted=granted))
