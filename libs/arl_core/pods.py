@@ -45,7 +45,8 @@ class StaticPods:
                 continue
             grant = self._start(free, action, pod)
             if grant is None:
-                full.add(_alike(action))
+                if pod is None:
+                    full.add(_alike(action))
                 continue
             grants.append(grant)
             if action.trajectory is not None and (pod is not None or action.environment is not None):

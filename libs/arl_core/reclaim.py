@@ -30,6 +30,8 @@ class HeldRow:
     environment: UUID | None
     environment_live: bool
     """Whether its persistent environment is neither ended nor lost; True where it has none yet."""
+    environment_made: bool = True
+    """False where it is known to have no row yet, so that nothing in it can be lost."""
     failures: int
     retries: int
 
@@ -66,7 +68,7 @@ def _verdict(row: HeldRow, lease: NodeLease | None, ttl_s: float) -> Verdict | N
         return None
     reason = "node_drained" if drained and not replaced and not lapsed else "node_lost"
     if row.state is State.GRANTED:
-        if environment_gone and not environment_live:
+        if environment_gone and not environment_live and row.environment_made:
             return Verdict(row.fence, requeue=False, failed=False, reason="environment_lost")
         return Verdict(row.fence, requeue=True, failed=False, reason=reason) if over else None
     if row.environment is not None:

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_admission.normalise import NewAction
+from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, Row, WriteTx
 from arl_wire.internal import ChangeNodeWish, ChangeQueueWish
 
@@ -62,6 +63,8 @@ KNOWN_KEYS = text("""
      using (project_id, key)
      where s.expires_at >= now()
 """)
+
+BE_ALONE_WITH_WISHES = text(f"select pg_advisory_xact_lock({WISHES})")
 
 CHANGE_NODE = text("""
     update nodes
@@ -297,12 +300,14 @@ async def count_queued(tx: ReadTx) -> Sequence[Row]:
 
 
 async def change_node(tx: WriteTx, wish: ChangeNodeWish) -> int:
-    """1, or 0 where there is no such node."""
+    """1, or 0 where there is no such node. No grant that did not know of it commits afterwards."""
+    await tx.first(BE_ALONE_WITH_WISHES)
     return await tx.execute(CHANGE_NODE, wish.model_dump())
 
 
 async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
-    """The id of the queue; None if the task has none yet."""
+    """The id of the queue; None if the task has none yet. No grant that did not know of it commits afterwards."""
+    await tx.first(BE_ALONE_WITH_WISHES)
     row = await tx.first(CHANGE_QUEUE, wish.model_dump())
     return int(row.id) if row is not None else None
 

@@ -15,22 +15,20 @@ from arl_core.fence import Fence
 from arl_core.ledger import Ledger
 from arl_core.model import (
     ActionClass,
+    Amounts,
     Environment,
     Grant,
     Pod,
-    Pool,
-    Shape,
     Waiting,
 )
 from arl_core.plan import FirstComeFirstServed, Policy, Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.homes import Hold, Home, Name
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
 
-SHAPES = {"gpu": Shape.QUOTA}
 """How amounts are placed on nodes of a kind; on any other they are divisible."""
 
 
@@ -95,7 +93,7 @@ class Index:
         for grant in grants:
             action = self._queued[grant.fence.action_id]
             name = self._home_of.get(grant.fence.action_id)
-            pod = self._pod_for(action.trajectory, action.cls.shape) if name is None else None
+            pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
             self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, now, None, pod))
             self._forget_queued(grant.fence.action_id)
 
@@ -162,8 +160,11 @@ class Index:
             queues=tuple(self._waiting.queues()),
             running=tuple(hold.running() for hold in self._holds.values()),
             pools=tuple(
-                self._pool(
-                    node, alive=now - max(node.last_sign, watching_since) <= silent_after_s, homes=homes[node.id]
+                pool_of(
+                    node,
+                    free=self._ledger.free(node.id),
+                    alive=now - max(node.last_sign, watching_since) <= silent_after_s,
+                    homes=homes[node.id],
                 )
                 for node in self.nodes.values()
             ),
@@ -174,6 +175,11 @@ class Index:
         """False only for an environment that is known to be gone."""
         home = self._homes.get(name) if name is not None else None
         return not (home is not None and home.id == environment and home.gone)
+
+    def is_made(self, environment: UUID | None, name: Name | None) -> bool:
+        """Whether the environment has a row, as far as polls have seen."""
+        home = self._homes.get(name) if name is not None else None
+        return home is not None and home.known and home.id == environment
 
     def has_environments(self, node: int) -> bool:
         return any(home.node == node and home.known and not home.gone for home in self._homes.values())
@@ -304,6 +310,8 @@ class Index:
         self._ledger.release(action_id)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1
+            if not self._lent[hold.pod]:
+                del self._lent[hold.pod]
         home = self._homes.get(hold.home) if hold.home is not None else None
         if home is None or home.busy != action_id:
             return
@@ -334,7 +342,7 @@ class Index:
                 home.id = row.environment
         cls = self._classes.get(row.class_key)
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
-        pod = self._pod_for(trajectory, cls.shape if cls is not None else Shape.DIVISIBLE) if name is None else None
+        pod = self._pod_for(trajectory, row.amounts) if name is None else None
         self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.granted, row.started, pod))
 
     def _learn_environment(self, row: EnvironmentRow) -> None:
@@ -355,12 +363,20 @@ class Index:
         (self._tombstones.add if row.gone and not row.deleted else self._tombstones.discard)(name)
         if row.gone:
             self._ledger.release(home.id)
+            self._own_again(name)
         else:
             amounts = {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
             self._ledger.take(home.id, row.node, self._policy.environment_holds(amounts))
         if row.gone and row.deleted:
             home.known = home.assumed = False
         self._promote(home)
+
+    def _own_again(self, name: Name) -> None:
+        """The pod has ended: what still runs on its cores holds them itself."""
+        for action_id, hold in self._holds.items() if self._lent[name] else ():
+            if hold.pod == name:
+                held = self._policy.action_holds(hold.amounts, at_home=False, in_pod=False)
+                self._ledger.take(action_id, hold.node, held)
 
     def _pods(self) -> dict[Name, Pod]:
         return {
@@ -369,22 +385,9 @@ class Index:
             if home.node is not None and not home.gone
         }
 
-    def _pod_for(self, trajectory: Name | None, shape: Shape) -> Name | None:
+    def _pod_for(self, trajectory: Name | None, amounts: Amounts) -> Name | None:
         """The pod on whose cores an action runs that does not live there."""
-        if trajectory is None or shape is not Shape.DIVISIBLE or not self._policy.has_pods:
+        if trajectory is None or not amounts.get("cpu_milli") or not self._policy.has_pods:
             return None
         home = self._homes.get(trajectory)
         return home.name if home is not None and home.node is not None and not home.gone else None
-
-    def _pool(self, node: NodeRow, *, alive: bool, homes: int) -> Pool:
-        return Pool(
-            node=node.id,
-            kind=node.kind,
-            shape=SHAPES.get(node.kind, Shape.DIVISIBLE),
-            capacity=node.capacity,
-            free=self._ledger.free(node.id),
-            accepting=alive and not node.closed,
-            serving=alive and not node.drained,
-            enforces=node.enforces,
-            environments=homes,
-        )

@@ -11,6 +11,7 @@ from arl_core.model import Grant
 from arl_core.reclaim import Verdict
 from arl_core.states import Outcome
 from arl_scheduler.rows import PollResult, poll_result, queued_rows
+from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, WriteTx
 from arl_wire.internal import QueuedAction
 
@@ -138,7 +139,9 @@ RENEW_LEASE = text("""
 RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :cell and term = :term")
 
 # Take-over updates this row and so waits for the last transaction of the old leader.
-HOLD_TERM = text("select 1 from leader_term where cell = :cell and term = :term for share")
+HOLD_TERM = text(f"""
+    select pg_advisory_xact_lock_shared({WISHES}) from leader_term where cell = :cell and term = :term for share
+""")  # noqa: S608 - a constant
 
 # An environment that is to end takes no more actions, however late the hint of that wish is.
 GRANT = text("""
@@ -154,6 +157,9 @@ GRANT = text("""
            and (a.deadline_at is null or a.deadline_at > now())
            and not exists (select from environments as e where e.id = d.environment_id
                                                            and e.delete_requested_at is not null)
+           and not exists (select from queues as q where q.id = a.queue_id and q.paused_at is not null)
+           and (exists (select from nodes as n where n.id = d.node_id and n.cordoned_at is null)
+                or exists (select from environments as e where e.id = d.environment_id and e.node_id = d.node_id))
          order by a.id
            for no key update of a
     )

@@ -16,7 +16,7 @@ from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
-from arl_core.states import Outcome
+from arl_core.states import Outcome, State
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
@@ -77,6 +77,8 @@ class Rounds:
         self._clock_offset = 0.0
         self._watching_since = 0.0
         self._next_poll = 0.0
+        self._asked = False
+        """Somebody says that rows changed which only a poll begun from now on is sure to read."""
         self._poll_interval = settings.poll_busy_s
         self._polled_at = time.monotonic()
         self._partitions_at = float("-inf")
@@ -97,7 +99,7 @@ class Rounds:
         """A hint. Without rows it says only that a wish was recorded: look soon."""
         rows = list(rows)
         if not rows:
-            self._next_poll = 0.0
+            self._asked = True
         self._admitted.extend(rows)
         self._woken.set()
 
@@ -109,7 +111,7 @@ class Rounds:
         """
         fences = list(fences)
         if not fences:
-            self._next_poll = 0.0
+            self._asked = True
         self._freed.extend(fences)
         self._requeued.update(requeued)
         self._woken.set()
@@ -140,7 +142,7 @@ class Rounds:
             self._index = None
             return
         index = self._index
-        if index is None or time.monotonic() >= self._next_poll:
+        if index is None or self._asked or time.monotonic() >= self._next_poll:
             index = await self._poll()
         self._empty_mailbox(index)
         await self._settle_due(index)
@@ -150,7 +152,7 @@ class Rounds:
             await self._wait(index)
 
     async def _wait(self, index: Index) -> None:
-        due = self._next_poll - time.monotonic()
+        due = 0.0 if self._asked else self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
             due = min(due, deadline - self._database_now() + 0.001)
@@ -173,6 +175,7 @@ class Rounds:
         index = self._index or Index(self._policy)
         rebuilding = self._index is None
         index.poll_begins()
+        self._asked = False
         with self._metrics.polls.time():
             async with self._store.read() as tx:
                 found = await repository.poll(tx, mark=index.mark, in_pages=rebuilding)
@@ -375,6 +378,7 @@ def _held_rows(index: Index, found: PollResult) -> Iterable[HeldRow]:
             node_epoch=row.node_epoch,
             environment=row.environment,
             environment_live=index.is_live(row.environment, name),
+            environment_made=row.state is not State.GRANTED or index.is_made(row.environment, name),
             failures=row.failures,
             retries=row.retries,
         )

@@ -10,12 +10,15 @@ from pydantic import TypeAdapter
 
 from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Elastic, Shape
+from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Shape
 from arl_core.states import State
 from arl_wire.actions import HOST
 from arl_wire.internal import QueuedAction
 
-__all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result", "queued_rows"]
+__all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result", "pool_of", "queued_rows"]
+
+SHAPES = {"gpu": Shape.QUOTA}
+"""Of what a node of a kind has; others have amounts that can be divided."""
 
 _QUEUED = TypeAdapter(list[QueuedAction])
 _TEMPLATE, _NODE = "template:{}", "node:{}"
@@ -99,6 +102,21 @@ def poll_result(row: Any) -> PollResult:
 
 def queued_rows(content: str) -> list[QueuedAction]:
     return _QUEUED.validate_json(content)
+
+
+def pool_of(node: NodeRow, *, free: Amounts, alive: bool, homes: int) -> Pool:
+    """What a round may use of a node."""
+    return Pool(
+        node=node.id,
+        kind=node.kind,
+        shape=SHAPES.get(node.kind, Shape.DIVISIBLE),
+        capacity=node.capacity,
+        free=free,
+        accepting=alive and not node.closed,
+        serving=alive and not node.drained,
+        enforces=node.enforces,
+        environments=homes,
+    )
 
 
 def class_of(action: QueuedAction) -> ActionClass:

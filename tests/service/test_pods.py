@@ -37,8 +37,7 @@ def a_round(index: Index, policy: StaticPods) -> tuple[Grant, ...]:
 
 
 def free(index: Index) -> Amounts:
-    (pool,) = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).pools
-    return pool.free
+    return index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).pools[0].free
 
 
 def ids(grants: tuple[Grant, ...]) -> list[int]:
@@ -161,3 +160,39 @@ def test_slots_of_a_service_are_no_pods_business() -> None:
     snapshot = a_snapshot(queued=[score], pools=[a_pool(2, shape=Shape.QUOTA, slots=64)])
     (grant,) = StaticPods(1000).plan(replace(snapshot, pods={(1, "a"): Pod(1, busy=True)})).grants
     assert (grant.node, grant.amounts) == (2, {"slots": 1})
+
+
+def test_a_pod_that_cannot_go_on_holds_up_no_other_trajectory() -> None:
+    policy = StaticPods(1000)
+    index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
+    index.freed([grant.fence for grant in a_round(index, policy)])
+    index.admit([a_queued_row(2, trajectory="a", persistent=True), a_queued_row(3, trajectory="b", persistent=True)])
+    index.reconcile(a_poll(nodes=[a_node_row(drained=True, closed=True), a_node_row(2)]))
+    assert [(grant.fence.action_id.int, grant.node) for grant in a_round(index, policy)] == [(3, 2)]
+
+
+def test_what_runs_on_the_cores_of_a_pod_that_ended_holds_them_itself() -> None:
+    policy = StaticPods(2000)
+    index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
+    (grant,) = a_round(index, policy)
+    index.freed([grant.fence])
+    index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="b", persistent=True)])
+    (judging,) = a_round(index, policy)
+    assert grant.environment is not None
+    ended = an_environment_row(grant.environment, "a", gone=True, deleted=True)
+    held = a_held_action(judging.fence, trajectory="a", amounts=judging.amounts)
+    index.reconcile(a_poll(environments=[ended], held=[held]))
+    assert (free(index)["cpu_milli"], a_round(index, policy)) == (0, ())
+    index.freed([judging.fence])
+    assert ids(a_round(index, policy)) == [3]
+
+
+def test_a_new_leader_takes_no_score_for_the_use_of_a_pod() -> None:
+    policy = StaticPods(2000)
+    index = Index(policy)
+    scoring = a_held_action(Fence(numbered(2), 1), trajectory="a", amounts={"slots:m": 1}, node=2)
+    queued = a_queued_row(3, trajectory="a", persistent=True)
+    environment = an_environment_row(numbered(100), "a")
+    nodes = [a_node_row(), a_node_row(2, kind="gpu", capacity={"slots:m": 64})]
+    index.reconcile(a_poll(held=[scoring], environments=[environment], queued=[queued], nodes=nodes))
+    assert ids(a_round(index, policy)) == [3]

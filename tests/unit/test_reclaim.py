@@ -11,6 +11,7 @@ TTL_S = 10.0
 HOME = numbered(100)
 LAPSED = {"silent_s": 11.0}
 REPLACED = {"epoch": UUID(int=8)}
+DRAINED = {"silent_s": 1.0, "drained": True}
 ALIVE: dict[str, Any] = {"silent_s": 9.0}
 
 
@@ -21,6 +22,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | 
     ("retries are bounded", {"retries": 1, "failures": 1}, LAPSED, (False, True, "node_lost")),
     ("another epoch is another node", {}, REPLACED, (False, True, "node_lost")),
     ("what never started did not fail", {"state": State.GRANTED}, LAPSED, (True, False, "node_lost")),
+    ("at the deadline of a drain what runs goes back", {"retries": 1}, DRAINED, (True, True, "node_drained")),
+    ("at the deadline environments are lost", {"environment": HOME}, DRAINED, (False, True, "environment_lost")),
+    (
+        "what was never made is not lost at the deadline",
+        {"environment": HOME, "environment_made": False, "state": State.GRANTED},
+        DRAINED,
+        (True, False, "node_drained"),
+    ),
     ("in an environment it may still run: wait for the node", {"environment": HOME}, LAPSED, None),
     ("the environment went with the epoch", {"environment": HOME}, REPLACED, (False, True, "environment_lost")),
     (

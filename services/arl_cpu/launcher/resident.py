@@ -58,19 +58,22 @@ def wait_for_source() -> "tuple[int, list[int]]":
 
 
 def fork(channel: _socket.socket, files: "list[int]") -> bool:
-    """Whether this is the process that waits for the next one. It tells of the other's beginning and end."""
+    """Whether this is the process that waits for the next one. It tells of the other's end.
+
+    The other one tells of its own beginning, before it runs anything: what it runs may end this process at once.
+    """
     try:
         pid = os.fork()
     except OSError as error:
         channel.send(ANSWER.pack(NO_PROCESS, error.errno or 0, 0))
         pid = -1
     if pid == 0:
+        channel.send(ANSWER.pack(STARTED, os.getpid(), 0))
         return False
     os.dup2(0, 2)  # it was the first action's, for what might have gone wrong until now
     for file in files:
         os.close(file)
     if pid > 0:
-        channel.send(ANSWER.pack(STARTED, pid, 0))
         _, status, usage = os.wait4(pid, 0)
         channel.send(ANSWER.pack(EXITED, status, usage.ru_maxrss))
     return True
