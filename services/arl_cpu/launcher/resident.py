@@ -74,6 +74,8 @@ def fork(channel: _socket.socket, files: "list[int]") -> bool:
     for file in files:
         os.close(file)
     if pid > 0:
+        # A source that has ended this process goes on to its own end; whoever dies waiting must not have reaped it.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         _, status, usage = os.wait4(pid, 0)
         channel.send(ANSWER.pack(EXITED, status, usage.ru_maxrss))
     return True
