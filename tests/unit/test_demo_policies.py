@@ -12,7 +12,7 @@ import pytest
 
 from arl_tangram.demo.attempts import plans_for
 from arl_tangram.demo.picture import draw
-from arl_tangram.demo.policies import PolicyRun, figures_of_policies
+from arl_tangram.demo.policies import PolicyRun, figures_of_policies, pod_cores_of, settings_of
 from arl_tangram.demo.problems import Problem, bundled_problems
 from arl_tangram.demo.rollout import Rollout
 from arl_wire.actions import Action
@@ -55,11 +55,37 @@ class TestFigures:
         assert figures["tangram_reserved_core_s"] == 5
         assert figures["static_reserved_core_s"] == 2 * 2 + 2 * 6
 
+    def test_overcommitted_pods_reserve_what_runs_shares_and_never_more_than_there_is(self) -> None:
+        run = a_run("overcommitted", pod_cores=2.0)
+        beside = [an_action(number, granted=0, settled=2, cpu_milli=2000) for number in (7, 8, 9)]
+        run.rollouts[0].actions += beside
+        assert run.reserved_core_s == pytest.approx(2 * 2 + 1 + 2)
+
+    def test_a_policy_under_which_nothing_settled_has_figures_too(self) -> None:
+        run = a_run("static", pod_cores=2.0)
+        for rollout in run.rollouts:
+            rollout.actions.clear()
+        figures = figures_of_policies([run])
+        assert (figures["static_act_mean_s"], figures["static_reserved_core_s"]) == (0, 0)
+
     def test_times_are_of_actions_and_of_the_whole(self) -> None:
         figures = figures_of_policies([a_run("tangram", pod_cores=None)])
         assert figures["tangram_act_mean_s"] == pytest.approx((2 + 3 + 8) / 3, abs=1e-3)
         assert (figures["tangram_step_s"], figures["tangram_trajectory_mean_s"]) == (8, 5)
         assert figures["tangram_wrong_rewards"] == 0
+
+
+class TestPods:
+    @pytest.mark.parametrize("trajectories", [3, 48, 96, 200])
+    def test_shrunk_ones_fit_all_at_the_same_time(self, trajectories: int) -> None:
+        size = pod_cores_of("shrunk", cores=2, trajectories=trajectories)
+        assert size is not None
+        told = round(1000 * float(settings_of("shrunk", size)["TANGRAM_POD_CORES"]))
+        assert told * trajectories <= 2000
+
+    def test_what_the_environment_says_does_not_change_what_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TANGRAM_POLICY", "static")
+        assert settings_of("tangram", None)["TANGRAM_POLICY"] == "fcfs"
 
 
 def test_the_picture_has_a_band_for_each_policy(tmp_path: Path) -> None:

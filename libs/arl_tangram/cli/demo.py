@@ -91,8 +91,10 @@ def demo(
         chosen = read_problems(problems) if problems is not None else bundled_problems()
     except ValidationFailed as error:
         fail(str(error), EXIT_USAGE)
+    chosen = chosen[:QUICK_PROBLEMS] if quick else chosen
     per_problem = trajectories or PER_PROBLEM
-    plans_of = partial(plans_for, chosen[:QUICK_PROBLEMS] if quick else chosen, trajectories=per_problem, seed=seed)
+    cores = min(cores, len(os.sched_getaffinity(0)))
+    plans_of = partial(plans_for, chosen, trajectories=per_problem, seed=seed)
     load = {"problems": len(chosen), "per_problem": per_problem, "seed": seed, "think_scale": THINK_SCALE}
     if not policy and _is_up(LocalState(directory)):
         _run_there(directory, plans_of(sandboxed=_is_sandboxed(directory)), load, as_json=as_json)
@@ -118,7 +120,6 @@ def _run_there(directory: Path, plans: tuple[Plan, ...], load: dict[str, Any], *
 def _run_policies(policies: list[str], plans: tuple[Plan, ...], *, cores: int, unsafe_local: bool) -> list[PolicyRun]:
     if unsafe_local:
         stderr.print("[bold red]NO SANDBOX: code runs with the rights of this user (--unsafe-local)[/bold red]")
-    cores = min(cores, len(os.sched_getaffinity(0)))
     stderr.print(
         f"{len(plans)} trajectories on {cores} cores under {', '.join(policies)};"
         f" thinking times are {THINK_SCALE:g} of those measured on real agents"

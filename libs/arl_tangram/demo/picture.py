@@ -52,7 +52,9 @@ def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
     acts = [action.times.act_s or 0.0 for action in run.actions]
     pods = "" if run.pod_cores is None else f", pods of {run.pod_cores:.3g}"
     band.set_title(
-        f"{run.policy}{pods}: mean ACT {sum(acts) / len(acts):.2f} s, step {run.wall_s:.0f} s", loc="left", fontsize=10
+        f"{run.policy}{pods}: mean ACT {sum(acts) / max(1, len(acts)):.2f} s, step {run.wall_s:.0f} s",
+        loc="left",
+        fontsize=10,
     )
     colours = pyplot.get_cmap("turbo")
     for piece, start, end in _merged(run):
@@ -73,6 +75,8 @@ def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
 
 def _merged(run: PolicyRun) -> list[tuple[_Piece, float, float]]:
     """Pieces with their begin and end: what is alike at neighbouring moments is one."""
+    if not run.actions:
+        return []
     begin = min(action.created_at for action in run.actions)
     step = run.wall_s / COLUMNS
     found: list[tuple[_Piece, float, float]] = []

@@ -1,16 +1,16 @@
 """The same rollouts under one policy after the other, each on a system of its own with the same cores."""
 
 import asyncio
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, quantiles
 from typing import Any
 
 from arl_tangram.bench.own_system import own_system
 from arl_tangram.demo.attempts import Plan
 from arl_tangram.demo.rollout import TEST_CORES, Rollout
-from arl_tangram.demo.run import run_demo
+from arl_tangram.demo.run import at_once, run_demo
 from arl_wire.actions import Action
 
 __all__ = [
@@ -20,12 +20,16 @@ __all__ = [
     "TANGRAM",
     "PolicyRun",
     "figures_of_policies",
+    "pod_cores_of",
     "run_policy",
     "samples_of_policies",
+    "settings_of",
 ]
 
 TANGRAM, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "static", "shrunk", "overcommitted"
 POLICIES = (TANGRAM, STATIC, SHRUNK, OVERCOMMITTED)
+SMALLEST_MILLI = 10
+"""Of a pod; with more trajectories than fit so, some wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,12 @@ class PolicyRun:
 
     @property
     def reserved_core_s(self) -> float:
-        """What was held and nobody else could have: cores of actions while granted, of pods while they lived."""
+        """What was held and nobody else could have: cores of actions while granted, of pods while they lived.
+
+        Overcommitted pods hold nothing; there it is what actions share while they run, which is never more than all.
+        """
+        if self.policy == OVERCOMMITTED:
+            return _shared_core_s(self.actions, cores=self.cores)
         if self.pod_cores is not None:
             return self.pod_cores * sum(_life_s(rollout) for rollout in self.rollouts)
         return sum(_cores_of(action) * _granted_s(action) for action in self.actions)
@@ -67,8 +76,8 @@ def run_policy(
     on_rollout: Callable[[Rollout], None],
 ) -> PolicyRun:
     """Raises `Unavailable` if its system does not come up. Nothing of it is left afterwards."""
-    pod_cores = _pod_cores(policy, cores=cores, trajectories=len(plans))
-    with own_system(driver=driver, cores=cores, environment=_settings(policy, pod_cores)) as system:
+    pod_cores = pod_cores_of(policy, cores=cores, trajectories=min(len(plans), at_once()))
+    with own_system(driver=driver, cores=cores, environment=settings_of(policy, pod_cores)) as system:
 
         async def go() -> tuple[list[Rollout], float]:
             async with system.client() as client:
@@ -85,17 +94,19 @@ def figures_of_policies(runs: Sequence[PolicyRun]) -> dict[str, float]:
         acts = sorted(action.times.act_s or 0.0 for action in run.actions)
         cuts = quantiles(acts, n=100) if len(acts) > 1 else [0.0] * 99
         found = {
-            "act_mean_s": fmean(acts),
+            "act_mean_s": _mean(acts),
             "act_p50_s": cuts[49],
             "act_p99_s": cuts[98],
-            "queue_mean_s": fmean(action.times.queue_s or 0.0 for action in run.actions),
-            "overhead_mean_s": fmean(action.times.overhead_s or 0.0 for action in run.actions),
-            "run_mean_s": fmean(action.times.run_s or 0.0 for action in run.actions),
+            "queue_mean_s": _mean(action.times.queue_s or 0.0 for action in run.actions),
+            "overhead_mean_s": _mean(action.times.overhead_s or 0.0 for action in run.actions),
+            "run_mean_s": _mean(action.times.run_s or 0.0 for action in run.actions),
             "step_s": run.wall_s,
-            "trajectory_mean_s": fmean(rollout.ended_s - rollout.began_s for rollout in run.rollouts),
+            "trajectory_mean_s": _mean(rollout.ended_s - rollout.began_s for rollout in run.rollouts),
             "reserved_core_s": run.reserved_core_s,
             "used_core_s": run.used_core_s,
             "wrong_rewards": sum(not rollout.right for rollout in run.rollouts),
+            "masked": sum(rollout.reward is None for rollout in run.rollouts),
+            "pod_cores": run.pod_cores or 0.0,
             "timeouts": sum(action.outcome == "user_timeout" for action in run.actions),
         }
         figures |= {f"{run.policy}_{name}": round(value, 4) for name, value in found.items()}
@@ -113,24 +124,48 @@ def samples_of_policies(runs: Sequence[PolicyRun]) -> dict[str, Any]:
     }
 
 
-def _pod_cores(policy: str, *, cores: int, trajectories: int) -> float | None:
-    """As sized: what its tests can use. Shrunk: so that all trajectories have one at the same time."""
+def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
+    """As sized: what its tests can use. Shrunk: so that all trajectories that may live have one at the same time."""
     as_sized = min(TEST_CORES[1], float(cores))
-    return {STATIC: as_sized, OVERCOMMITTED: as_sized, SHRUNK: min(as_sized, cores / trajectories)}.get(policy)
+    shrunk = max(SMALLEST_MILLI, 1000 * cores // trajectories) / 1000
+    return {STATIC: as_sized, OVERCOMMITTED: as_sized, SHRUNK: min(as_sized, shrunk)}.get(policy)
 
 
-def _settings(policy: str, pod_cores: float | None) -> dict[str, str]:
+def settings_of(policy: str, pod_cores: float | None) -> dict[str, str]:
     """For the scheduler and the node. Whatever the user's own environment says of policies does not count here."""
     if pod_cores is None:
-        return {"TANGRAM_POLICY": os.environ.get("TANGRAM_POLICY", "fcfs")}
-    name = STATIC if policy == SHRUNK else policy
-    return {"TANGRAM_POLICY": name, "TANGRAM_POD_CORES": f"{max(0.01, pod_cores):.4f}"}
+        return {"TANGRAM_POLICY": "fcfs"}
+    return {"TANGRAM_POLICY": STATIC if policy == SHRUNK else policy, "TANGRAM_POD_CORES": f"{pod_cores:.3f}"}
+
+
+def _shared_core_s(actions: Sequence[Action], *, cores: float) -> float:
+    """All cores are taken while as many as there are, or more, are promised to what runs; else so many as are."""
+    edges = sorted(
+        edge
+        for action in actions
+        if action.started_at is not None and action.settled_at is not None
+        for edge in (
+            (action.started_at.timestamp(), _cores_of(action)),
+            (action.settled_at.timestamp(), -_cores_of(action)),
+        )
+    )
+    total, promised = 0.0, 0.0
+    for (at_s, change), (until_s, _) in pairwise(edges):
+        promised += change
+        total += min(cores, promised) * (until_s - at_s)
+    return total
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return fmean(known) if known else 0.0
 
 
 def _life_s(rollout: Rollout) -> float:
     """From the first grant to the end of the trajectory."""
-    granted = [action.granted_at for action in rollout.actions if action.granted_at is not None]
-    ended = [action.settled_at for action in rollout.actions if action.settled_at is not None]
+    ran = [action for action in rollout.actions if action.kind == "exec"]
+    granted = [action.granted_at for action in ran if action.granted_at is not None]
+    ended = [action.settled_at for action in ran if action.settled_at is not None]
     return (max(ended) - min(granted)).total_seconds() if granted and ended else 0.0
 
 

@@ -93,7 +93,7 @@ def print_table(console: Console, rollouts: Sequence[Rollout], figures: dict[str
 def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
     """A line for each policy: seconds, core-seconds, and what it did to the rewards."""
     figures = figures_of_policies(runs)
-    table = Table(title="The same rollouts on the same cores", title_justify="left")
+    table = Table(title="The same rollouts on the same cores, once under each policy", title_justify="left")
     table.add_column("policy")
     columns = {
         "ACT mean": "act_mean_s",
@@ -105,8 +105,10 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
         "step": "step_s",
         "core-s reserved": "reserved_core_s",
         "used": "used_core_s",
+        "pod": "pod_cores",
         "timeouts": "timeouts",
         "wrong rewards": "wrong_rewards",
+        "masked": "masked",
     }
     for heading in columns:
         table.add_column(heading, justify="right")

@@ -74,16 +74,18 @@ async def roll_out(
         solution = fetched_files(handed_in).get("solution.py")
         if solution is None and handed_in.outcome in OWN_OUTCOMES:
             rollout.reward, rollout.reason = 0.0, f"nothing handed in: {handed_in.outcome}"
+            await client.end_trajectory(task, trajectory)
         else:
             content = fetched_files(expect_ok(handed_in))["solution.py"].decode()
             verdict = await judge.score(plan.problem, content, trajectory=trajectory)
             for action in verdict.actions:
                 note(action)
             rollout.reward, rollout.reason = verdict.reward, verdict.reason
+            # Its sandbox is not needed any more, and under static provisioning its cores are held until it ends.
+            await client.end_trajectory(task, trajectory)
             rollout.likeness, compared = await judge.likeness(plan.problem, content, trajectory=trajectory)
             if compared is not None:
                 note(compared)
-        await client.end_trajectory(task, trajectory)
     except (TangramError, KeyError, ValueError) as error:
         rollout.reason = f"{type(error).__name__}: {error}"
     rollout.ended_s = time.monotonic()

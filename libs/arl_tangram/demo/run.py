@@ -1,6 +1,7 @@
 """All trajectories at once, on whatever system the client is connected to."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from uuid import uuid4
@@ -11,7 +12,7 @@ from arl_tangram.demo.rollout import MEMORY_MIB, Rollout, roll_out
 from arl_tangram.demo.verdict import Judge
 from arl_wire.actions import Action
 
-__all__ = ["run_demo"]
+__all__ = ["at_once", "run_demo"]
 
 TASK = "demo-coding"
 
@@ -25,7 +26,7 @@ async def run_demo(
 ) -> tuple[list[Rollout], float]:
     """Rollouts in the order of `plans`, and the wall time in seconds."""
     judge = Judge(client, task=TASK, service=await _reward_service(client))
-    room = asyncio.Semaphore(await _at_once(client))
+    room = asyncio.Semaphore(await _room(client))
     run = f"demo-{uuid4().hex[:8]}"
     begun = time.monotonic()
 
@@ -45,7 +46,13 @@ async def _reward_service(client: AsyncTangram) -> str | None:
     return next((service.name for service in offered), None)
 
 
-async def _at_once(client: AsyncTangram) -> int:
+async def _room(client: AsyncTangram) -> int:
     """Trajectories that may live at once: their environments hold half of the memory at most."""
     memory_mib = sum(node.capacity.get("memory_mib", 0) for node in (await client.nodes()).items if node.alive)
     return max(1, memory_mib // (2 * MEMORY_MIB))
+
+
+def at_once() -> int:
+    """The same for a system that is yet to come up on this machine, or a little less: a node offers nine tenths."""
+    memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return max(1, int(0.9 * memory_mib) // (2 * MEMORY_MIB))

@@ -38,31 +38,41 @@ class Verdict:
     actions: tuple[Action, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The calls that a problem's test makes, and the action that recorded them."""
+
+    calls: list[object]
+    action: Action
+
+
 class Judge:
     def __init__(self, client: AsyncTangram, *, task: str, service: str | None = None) -> None:
         """`service` compares what was handed in with the reference; without it nothing is compared."""
         self._client = client
         self._task = task
         self._service = service
-        self._recorded: dict[str, asyncio.Task[list[object]]] = {}
+        self._recorded: dict[str, asyncio.Task[Recording]] = {}
 
     async def score(self, problem: Problem, solution: str, *, trajectory: str) -> Verdict:
         """Run what was handed in, then judge what it put out."""
-        calls = await self._calls_of(problem, trajectory)
+        recorded, is_ours = await self._calls_of(problem, trajectory)
+        calls = recorded.calls
+        before = (recorded.action,) if is_ours else ()
         request = {"solution": solution, "entry_point": problem.entry_point, "calls": calls}
         ran = await self._program("candidate", request, trajectory, timeout_s=SCORE_TIMEOUT_S, fetch=["outputs.json"])
         if ran.outcome not in OWN_OUTCOMES:
-            return Verdict(None, f"masked: {ran.outcome} {ran.reason or ''}", (ran,))
+            return Verdict(None, f"masked: {ran.outcome} {ran.reason or ''}", (*before, ran))
         outputs = _plain_list(fetched_files(ran).get("outputs.json"))
         if ran.outcome is not Outcome.OK or outputs is None or len(outputs) != len(calls):
-            return Verdict(0.0, f"no outputs: {ran.outcome}", (ran,))
+            return Verdict(0.0, f"no outputs: {ran.outcome}", (*before, ran))
         judged = await self._program(
             "judge",
             {"problem": problem.statement(), "calls": calls, "outputs": outputs},
             trajectory,
             timeout_s=TRUSTED_TIMEOUT_S,
         )
-        return _verdict(ran, judged)
+        return _verdict(ran, judged, before)
 
     async def likeness(self, problem: Problem, solution: str, *, trajectory: str) -> tuple[float | None, Action | None]:
         """How alike solution and reference read, by a reward model: a second reward, and no verdict."""
@@ -73,19 +83,23 @@ class Judge:
         action = await self._client.run(asked)
         return (scores_of(action)[0].score if action.outcome in OWN_OUTCOMES else None), action
 
-    async def _calls_of(self, problem: Problem, trajectory: str) -> list[object]:
-        """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next."""
-        task = self._recorded.get(problem.task_id)
-        if task is None or (task.done() and task.exception() is not None):
-            task = self._recorded[problem.task_id] = asyncio.create_task(self._record(problem, trajectory))
-        return await task
+    async def _calls_of(self, problem: Problem, trajectory: str) -> tuple[Recording, bool]:
+        """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next.
 
-    async def _record(self, problem: Problem, trajectory: str) -> list[object]:
+        True for who asked first.
+        """
+        task = self._recorded.get(problem.task_id)
+        is_first = task is None or (task.done() and task.exception() is not None)
+        if task is None or is_first:
+            task = self._recorded[problem.task_id] = asyncio.create_task(self._record(problem, trajectory))
+        return await task, is_first
+
+    async def _record(self, problem: Problem, trajectory: str) -> Recording:
         ran = await self._program(
             "record", problem.statement(), trajectory, timeout_s=TRUSTED_TIMEOUT_S, fetch=["calls.json"]
         )
         calls: list[object] = json.loads(fetched_files(expect_ok(ran))["calls.json"])
-        return calls
+        return Recording(calls, ran)
 
     async def _program(
         self, name: str, request: object, trajectory: str, *, timeout_s: float, fetch: list[str] | None = None
@@ -108,12 +122,14 @@ class Judge:
         )
 
 
-def _verdict(ran: Action, judged: Action) -> Verdict:
+def _verdict(ran: Action, judged: Action, before: tuple[Action, ...]) -> Verdict:
     if judged.outcome is not Outcome.OK or judged.result is None:
         # Data that the judge could not even read is not an answer; trouble of ours is not a zero.
-        return Verdict(0.0 if judged.outcome in OWN_OUTCOMES else None, f"judge: {judged.outcome}", (ran, judged))
+        return Verdict(
+            0.0 if judged.outcome in OWN_OUTCOMES else None, f"judge: {judged.outcome}", (*before, ran, judged)
+        )
     said = json.loads(judged.result.stdout.text)
-    return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], (ran, judged))
+    return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], (*before, ran, judged))
 
 
 def _plain_list(content: bytes | None) -> list[object] | None:
