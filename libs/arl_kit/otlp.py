@@ -38,7 +38,12 @@ def _either(name: str) -> AliasChoices:
 class OtlpSettings(BaseSettings):
     """The OpenTelemetry specification's variables. Without an endpoint nothing is exported and nothing is read."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        env_ignore_empty=True,  # as the specification has it
+    )
 
     disabled: bool = Field(default=False, validation_alias="OTEL_SDK_DISABLED")
     exporter: Literal["otlp", "none"] = Field(default="otlp", validation_alias="OTEL_TRACES_EXPORTER")

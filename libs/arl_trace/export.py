@@ -150,22 +150,36 @@ class Exporter:
             self._looks_back = False
         while self._ids:
             page = [id for id, _ in zip(self._ids, range(PAGE), strict=False)]
-            await self._export(page)
+            # What settles while the page is on its way is told anew, and comes again.
             for id in page:
-                self._ids.pop(id, None)
+                del self._ids[id]
+            try:
+                await self._export(page)
+            except Unreachable:
+                self._ids = dict.fromkeys(page) | self._ids
+                raise
+            except Exception:
+                self._lost.labels("unreadable").inc(len(page))
+                raise
         await self._export_rounds()
 
     async def _export(self, ids: Sequence[UUID]) -> None:
         async with self._store.read() as tx:
             rows = await repository.lives(tx, ids)
         batch = self._collector.batch()
+        granted_by = {id: dict(self._round_of[id]) for id in ids if id in self._round_of}
         for count, row in enumerate(rows):
             # What went back to the queue comes again.
             if row["state"] == State.SETTLED:
                 self._add(batch, repository.life_of(row))
             if count % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-        await self._send(batch)
+        try:
+            await self._send(batch)
+        except Unreachable:
+            # Whatever is sent again is linked again.
+            self._round_of = granted_by | self._round_of
+            raise
 
     def _add(self, batch: Batch, life: Life) -> None:
         context = life.context
@@ -195,8 +209,10 @@ class Exporter:
         """Those whose actions were read, and the old ones; for these the traces of actions that still run are read."""
         old = time.monotonic() - ROUND_S
         ripe: list[Round] = []
+        entries = []
         while self._rounds and (self._rounds[0][0] < old or not _unlinked(self._rounds[0][1])):
-            ripe.append(self._rounds.popleft()[1])
+            entries.append(self._rounds.popleft())
+            ripe.append(entries[-1][1])
         kept = [done for done in ripe if self._sampler.takes(done.link[0])]
         if missing := {id for done in kept for id in _unlinked(done)}:
             async with self._store.read() as tx:
@@ -206,7 +222,11 @@ class Exporter:
         batch = self._collector.batch()
         for done in kept:
             _add_round(batch, done)
-        await self._send(batch)
+        try:
+            await self._send(batch)
+        except Unreachable:
+            self._rounds.extendleft(reversed(entries))
+            raise
 
     async def _send(self, batch: Batch) -> None:
         if not len(batch):

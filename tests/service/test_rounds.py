@@ -141,6 +141,19 @@ class TestGrants:
         async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
             assert await repository.grant(tx, grants, epochs={node: EPOCH}) == {Fence(good, 1)}
 
+    async def test_what_was_wished_of_nodes_and_queues_holds_for_a_round_that_did_not_know(self, rows: Rows) -> None:
+        closed, opened = await rows.node("a"), await rows.node("b")
+        await rows.execute("update nodes set cordoned_at = now() where id = $1", closed)
+        await rows.execute("update queues set paused_at = now() where id = $1", paused := await rows.queue_of("paused"))
+        good, there, halted = await rows.action(), await rows.action(), await rows.action(queue_id=paused)
+        grants = [
+            repository.Grant(fence=Fence(id, 1), node=node, amounts={"cpu_milli": 1})
+            for id, node in ((good, opened), (there, closed), (halted, opened))
+        ]
+        async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
+            granted = await repository.grant(tx, grants, epochs={closed: EPOCH, opened: EPOCH})
+        assert granted == {Fence(good, 1)}
+
 
 class TestQueuedEnds:
     async def test_a_cancelled_action_settles_without_having_run(self, rows: Rows) -> None:

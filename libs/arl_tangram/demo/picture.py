@@ -51,11 +51,9 @@ def draw(runs: Sequence[PolicyRun], stem: Path) -> list[Path]:
 def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
     acts = [action.times.act_s or 0.0 for action in run.actions]
     pods = "" if run.pod_cores is None else f", pods of {run.pod_cores:.3g}"
-    band.set_title(
-        f"{run.policy}{pods}: mean ACT {sum(acts) / max(1, len(acts)):.2f} s, step {run.wall_s:.0f} s",
-        loc="left",
-        fontsize=10,
-    )
+    mean_s = sum(acts) / max(1, len(acts))
+    title = f"{run.policy}{pods}: mean ACT {mean_s:.2f} s, step {run.wall_s:.0f} s"
+    band.set_title(title, loc="left", fontsize=10)
     colours = pyplot.get_cmap("turbo")
     for piece, start, end in _merged(run):
         colour = colours(((piece.trajectory * 29) % len(run.rollouts)) / max(1, len(run.rollouts) - 1))

@@ -123,13 +123,12 @@ class Judge:
 
 
 def _verdict(ran: Action, judged: Action, before: tuple[Action, ...]) -> Verdict:
+    actions = (*before, ran, judged)
     if judged.outcome is not Outcome.OK or judged.result is None:
         # Data that the judge could not even read is not an answer; trouble of ours is not a zero.
-        return Verdict(
-            0.0 if judged.outcome in OWN_OUTCOMES else None, f"judge: {judged.outcome}", (*before, ran, judged)
-        )
+        return Verdict(0.0 if judged.outcome in OWN_OUTCOMES else None, f"judge: {judged.outcome}", actions)
     said = json.loads(judged.result.stdout.text)
-    return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], (*before, ran, judged))
+    return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], actions)
 
 
 def _plain_list(content: bytes | None) -> list[object] | None:
