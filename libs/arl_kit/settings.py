@@ -1,5 +1,6 @@
 """What every service is told at boot. Validated once, frozen, passed in; no module reads the environment."""
 
+import os
 import sys
 from hashlib import sha256
 from hmac import compare_digest
@@ -44,9 +45,12 @@ class ServiceSettings(BaseSettings):
 
 
 def load(cls: type[Settings]) -> Settings:
-    """The settings from the environment, or one sentence per mistake and exit code 2."""
+    """The settings from the environment, or one sentence per mistake and exit code 2.
+
+    What the environment leaves out may be a file of TANGRAM_SECRETS_DIR, named like the variable in small letters.
+    """
     try:
-        return cls()
+        return cls(_secrets_dir=os.environ.get("TANGRAM_SECRETS_DIR"))
     except ValidationError as error:
         for problem in error.errors(include_input=False):
             field = "_".join(str(part) for part in problem["loc"]).upper()

@@ -59,7 +59,10 @@ class Round:
 
 
 class Exporter:
-    """Told what is over; reads the rows, keeps what the sampler takes, what failed and what was slow, and sends it."""
+    """Told what is over; reads the rows, keeps what the sampler takes, what failed and what was slow, and sends it.
+
+    The store is its own, and closed with it.
+    """
 
     def __init__(
         self, store: Store, collector: Collector, sampler: Sampler, *, slow_s: float, metrics: Metrics
@@ -94,6 +97,7 @@ class Exporter:
                 async with asyncio.timeout(STOP_S):
                     await self._flush()
         await self._collector.stop()
+        await self._store.close()
 
     def over(self, ids: Iterable[UUID]) -> None:
         """These may have settled: their rows are looked at soon."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from arl_kit.local.state_dir import StateDir
 from arl_kit.supervisor import ProcessSpec
 
-__all__ = ["DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan"]
+__all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan"]
 
 SERVICES = ("admission", "scheduler", "cpu", "gpu", "gateway")
 """In the order in which they start."""
@@ -20,7 +20,7 @@ SERVICES = ("admission", "scheduler", "cpu", "gpu", "gateway")
 LAUNCHER_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
 
-_CALLERS = {
+CALLERS = {
     "admission": ("gateway",),
     "scheduler": ("admission", "cpu", "gpu"),
     "cpu": ("scheduler", "gateway"),
@@ -114,7 +114,7 @@ class Plan:
         )
 
     def _service(self, name: str) -> ProcessSpec:
-        tokens = {caller: self.state.secret("tokens", caller) for caller in _CALLERS[name]}
+        tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[name]}
         env = {
             **self._passed_on(telemetry=True),
             "TANGRAM_HOST": self._host_of(name),

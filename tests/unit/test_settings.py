@@ -1,0 +1,27 @@
+"""Settings may be files, so that no secret has to stand in an environment."""
+
+from pathlib import Path
+
+import pytest
+
+from arl_gateway.settings import GatewaySettings
+from arl_kit.local.handout import HandoutSettings
+from arl_kit.settings import load
+
+
+def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("database_url", "postgresql://file"), ("service_token", "f" * 16), ("accept", '{"a": "b"}')):
+        (tmp_path / f"tangram_{name}").write_text(value)
+    for name, value in (("PORT", "1"), ("ADMISSION_URL", "http://a"), ("DATABASE_URL", "postgresql://environment")):
+        monkeypatch.setenv(f"TANGRAM_{name}", value)
+    monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
+    settings = load(GatewaySettings)
+    assert settings.database_url.get_secret_value() == "postgresql://environment"
+    assert (settings.service_token.get_secret_value(), settings.accept) == ("f" * 16, {"a": "b"})
+
+
+def test_the_owner_s_password_may_be_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tangram_database_password").write_text("a/b\n")
+    monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("TANGRAM_DATABASE_URL", "postgresql://owner@host:5432/name")
+    assert load(HandoutSettings).owner_url == "postgresql://owner:a%2Fb@host:5432/name"
