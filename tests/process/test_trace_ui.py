@@ -46,7 +46,7 @@ async def phoenix(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[htt
     command = await asyncio.to_thread(installed, directory / "venv")
     http, grpc = free_ports(2)
     said = {"PHOENIX_WORKING_DIR": str(directory), "PHOENIX_HOST": "127.0.0.1", "PHOENIX_TELEMETRY_ENABLED": "false"}
-    ports = {"PHOENIX_PORT": str(http), "PHOENIX_GRPC_PORT": str(grpc)}
+    ports = {"PHOENIX_PORT": str(http), "PHOENIX_GRPC_PORT": str(grpc), "TMPDIR": str(directory)}
     log = (directory / "phoenix.log").open("wb")
     process = subprocess.Popen([command, "serve"], env=os.environ | said | ports, stdout=log, stderr=log)
     log.close()
