@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import shutil
 import subprocess
 import time
 import venv
@@ -60,6 +61,7 @@ async def phoenix(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[htt
     finally:
         process.terminate()
         process.wait(30)
+        shutil.rmtree(directory)
 
 
 async def is_up(client: httpx.AsyncClient) -> bool:
