@@ -44,8 +44,8 @@ class ServiceSettings(BaseSettings):
         return next((name for name, known in self.accept.items() if compare_digest(digest, known)), None)
 
 
-def load(cls: type[Settings]) -> Settings:
-    """The settings from the environment, or one sentence per mistake and exit code 2.
+def load(cls: type[Settings], *, otherwise: Settings | None = None) -> Settings:
+    """The settings from the environment; or one sentence per mistake, and what goes without them or exit code 2.
 
     What the environment leaves out may be a file of TANGRAM_SECRETS_DIR, named like the variable in small letters.
     """
@@ -56,4 +56,6 @@ def load(cls: type[Settings]) -> Settings:
             field = "_".join(str(part) for part in problem["loc"]).upper()
             name = field if field.startswith("OTEL_") else f"TANGRAM_{field}"
             print(f"{name}: {problem['msg']}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
+        if otherwise is not None:
+            return otherwise
         raise SystemExit(2) from None

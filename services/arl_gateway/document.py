@@ -52,6 +52,10 @@ def describe(app: FastAPI) -> None:
     app.openapi = _Finished(app.openapi)  # type: ignore[method-assign]
 
 
+NULL_IS_A_VALUE = {("ChangeQueue", "max_queued")}
+"""Fields that are null to say something, which leaving them out does not."""
+
+
 class _Finished:
     """FastAPI makes the document anew when routes were added, and else answers the one it has."""
 
@@ -68,10 +72,10 @@ class _Finished:
 
 
 def _finish(document: Json) -> None:
-    for schema in document["components"]["schemas"].values():
+    for kind, schema in document["components"]["schemas"].items():
         required = schema.get("required", [])
         for name, value in schema.get("properties", {}).items():
-            if name not in required:
+            if name not in required and (kind, name) not in NULL_IS_A_VALUE:
                 schema["properties"][name] = _optional(value)
     for operation in (each for path in document["paths"].values() for each in path.values()):
         for parameter in operation.get("parameters", []):

@@ -77,6 +77,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "change_queue": {
         "limit": {"summary": "At most 5000 may wait", "value": {"max_queued": 5000}},
+        "default": {"summary": "As many as this installation allows", "value": {"max_queued": None}},
         "pause": {"summary": "Nothing of it starts", "value": {"paused": True}},
     },
 }

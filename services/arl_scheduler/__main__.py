@@ -6,4 +6,6 @@ from arl_scheduler.settings import SchedulerSettings
 
 if __name__ == "__main__":
     settings = load(SchedulerSettings)
-    serve(build(settings, load(OtlpSettings)), settings, name="scheduler")
+    # What a shell says of traces for another program must not keep this one from running.
+    otlp = load(OtlpSettings, otherwise=OtlpSettings.model_construct(disabled=True))
+    serve(build(settings, otlp), settings, name="scheduler")

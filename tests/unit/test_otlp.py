@@ -49,13 +49,19 @@ def test_what_is_said_of_traces_goes_before_what_is_said_of_all(monkeypatch: pyt
         ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
     ],
 )
-def test_a_wrong_variable_is_named(
+def test_a_wrong_variable_is_named_and_nothing_is_exported(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit):
-        load(OtlpSettings)
+    monkeypatch.setenv(ENDPOINT, "http://c:4318")
+    otlp = load(OtlpSettings, otherwise=OtlpSettings.model_construct(disabled=True))
     assert capsys.readouterr().err.startswith(f"{name}: ")
+    assert otlp.url is None
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = dict.fromkeys(("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "OTEL_EXPORTER_OTLP_TIMEOUT"), "")
+    assert settings_of(monkeypatch, **empty, **{ENDPOINT: "http://c:4318"}).url == "http://c:4318/v1/traces"
 
 
 @pytest.mark.parametrize(
