@@ -5,19 +5,37 @@ import json
 import socket
 from typing import Any
 
-__all__ = ["read", "read_blocking", "write", "write_blocking"]
+__all__ = ["checked", "read", "read_blocking", "write", "write_blocking"]
 
 _LENGTH = 4
+LARGEST = 256 << 20
+"""Bytes of a message. What says that it is longer is none."""
+FAILED = frozenset({"error", "message", "states", "used_bytes"})
+SCORED = frozenset(
+    {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s", "states", "used_bytes"}
+)
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Raises `ConnectionError` at the end."""
+    """Raises `ConnectionError` at the end, and `ValueError` for what is no message."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH))
+        if length > LARGEST:
+            raise ValueError(f"a message of {length} bytes")
         found: dict[str, Any] = json.loads(await reader.readexactly(length))
     except asyncio.IncompleteReadError:
         raise ConnectionError("the worker is gone") from None
     return found
+
+
+def checked(answer: Any, *, items: int) -> dict[str, Any]:
+    """An answer to an order of so many items, with all that its reader looks at. Raises `ValueError`."""
+    wanted = FAILED if isinstance(answer, dict) and "error" in answer else SCORED
+    if not isinstance(answer, dict) or (missing := wanted - answer.keys()):
+        raise ValueError("it is no object" if not isinstance(answer, dict) else f"{', '.join(sorted(missing))} missing")
+    if wanted is SCORED and len(answer["entries"]) != items:
+        raise ValueError(f"{len(answer['entries'])} entries for {items} items")
+    return answer
 
 
 async def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """The manager's end of a worker: started with the first order, started anew after it died."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -12,21 +11,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from arl_gpu.messages import read, write
+from arl_gpu.messages import checked, read, write
 from arl_gpu.worker import Config
 from arl_store.child import spawn
 
 __all__ = ["Worker", "WorkerDied"]
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+"""What numpy and torch ask, and the tokenizer."""
 PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 STDERR = 2
+EXIT_S = 1.0
+"""Its end of the channel is closed a little before its exit code is there."""
+COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
 
 log = logging.getLogger(__name__)
 
 
 class WorkerDied(Exception):
-    """It ended, or was ended, before it answered."""
+    """It could not be started, or it ended or was ended before it answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,11 @@ class _Process:
 
 
 class Worker:
-    """One order at a time."""
+    """One order at a time. `command` is given a file descriptor and the configuration."""
 
-    def __init__(self, config: Config, *, threads: int, limit_s: float) -> None:
+    def __init__(self, config: Config, *, threads: int, limit_s: float, command: Sequence[str] = COMMAND) -> None:
         self._config, self._threads, self._limit_s = config, threads, limit_s
+        self._command = command
         self._process: _Process | None = None
 
     @property
@@ -49,41 +53,69 @@ class Worker:
         return self._process.child.pid if self._process is not None else None
 
     async def score(self, service: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """What the worker answers. Raises `WorkerDied`; the next call starts another."""
-        process = self._process or await self._start()
+        """What the worker answers. Raises `WorkerDied`, whatever went wrong; the next call starts another."""
+        process = await self._living()
         try:
             async with asyncio.timeout(self._limit_s):
                 await write(process.writer, {"service": service, "pairs": list(pairs)})
-                return await read(process.reader)
+                return checked(await read(process.reader), items=len(pairs))
         except TimeoutError:
             await self.end()
             raise WorkerDied(f"it did not answer within {self._limit_s:g} s") from None
         except OSError:
-            raise WorkerDied(f"it ended with {await self.end()}") from None
+            raise WorkerDied(f"it ended with {await self.end(grace_s=EXIT_S)}") from None
+        except Exception as error:
+            await self.end()
+            raise WorkerDied(f"its answer can't be read: {type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             # Its answer would be taken for that of the next order.
             await self.end()
             raise
 
-    async def end(self) -> int | None:
-        """Its exit code, or minus the signal that ended it."""
+    async def end(self, *, grace_s: float = 0.0) -> int | None:
+        """Its exit code, or minus the signal that ended it. It may end by itself within `grace_s`."""
         process, self._process = self._process, None
         if process is None:
             return None
-        process.writer.close()
-        with contextlib.suppress(OSError):
-            await process.writer.wait_closed()
-        process.child.kill()
-        return await asyncio.to_thread(process.child.wait)
+        # Not closed in order: one that is stopped never reads what is still to be written.
+        process.writer.transport.abort()
+        if not grace_s:
+            process.child.kill()
+        return await asyncio.to_thread(_ended, process.child, grace_s)
+
+    async def _living(self) -> _Process:
+        """One that died while it was idle costs nobody a batch."""
+        process = self._process
+        if process is not None and (process.child.poll() is not None or process.reader.at_eof()):
+            log.warning("the worker died while it was idle, with %s", await self.end())
+        try:
+            return self._process or await self._start()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise WorkerDied(f"it could not be started: {error}") from error
 
     async def _start(self) -> _Process:
         ours, its = socket.socketpair()
         with its:
-            argv = (sys.executable, "-P", "-m", "arl_gpu.worker", str(its.fileno()), json.dumps(asdict(self._config)))
-            env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            env |= dict.fromkeys(THREADS, str(self._threads))
-            child = spawn(argv, env=env, output=STDERR, pass_fds=(its.fileno(),))
-        reader, writer = await asyncio.open_connection(sock=ours)
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                child = self._spawn(its)
+            except BaseException:
+                writer.transport.abort()
+                raise
         self._process = _Process(child, reader, writer)
         log.info("worker %d started", child.pid)
         return self._process
+
+    def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
+        argv = (*self._command, str(channel.fileno()), json.dumps(asdict(self._config)))
+        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        env |= dict.fromkeys(THREADS, str(self._threads))
+        return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))
+
+
+def _ended(child: "subprocess.Popen[bytes]", grace_s: float) -> int:
+    try:
+        return child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()

@@ -1,0 +1,111 @@
+"""The manager's end of a worker, and a worker: real processes, some of which misbehave."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+
+from arl_gpu.worker import Config
+from arl_gpu.worker_client import COMMAND, Worker, WorkerDied
+from support.conditions import eventually
+
+CONFIG = Config(directories={"broken": "/nowhere"}, device_mib=1, copy_mib_per_s=None)
+BEGIN = """
+import os, signal, socket, sys
+from arl_gpu.messages import read_blocking, write_blocking
+channel = socket.socket(fileno=int(sys.argv[1]))
+figures = dict.fromkeys(("texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s", "used_bytes"), 0)
+"""
+GOOD = """
+while (order := read_blocking(channel)) is not None:
+    entries = [{"score": float(len(text))} for text, _ in order["pairs"]]
+    write_blocking(channel, figures | {"entries": entries, "states": {}})
+"""
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+MISBEHAVING = {
+    "it says nothing": ("read_blocking(channel); signal.pause()", "did not answer within 0.5 s"),
+    "it is stopped": (STOPPED, "did not answer within 0.5 s"),
+    "it ends": ("read_blocking(channel); sys.exit(3)", "ended with 3"),
+    "it ends in a message": ("read_blocking(channel); channel.send(b'\\0\\0\\0\\x09{'); sys.exit(3)", "ended with 3"),
+    "no JSON": ("read_blocking(channel); channel.send(b'\\0\\0\\0\\x04nope'); signal.pause()", "JSONDecodeError"),
+    "no message": ("read_blocking(channel); channel.send(b'Traceback'); signal.pause()", "a message of 1416782179"),
+    "no answer": ("read_blocking(channel); write_blocking(channel, {}); signal.pause()", "entries, forward_cpu_s"),
+    "no object": ("read_blocking(channel); write_blocking(channel, []); signal.pause()", "no object"),
+    "an entry too few": (
+        "read_blocking(channel); write_blocking(channel, figures | {'entries': [], 'states': {}}); signal.pause()",
+        "0 entries for 1 items",
+    ),
+}
+
+Start = Callable[..., Worker]
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    workers: list[Worker] = []
+
+    def started(script: str | None = None, *, limit_s: float = 30.0, command: tuple[str, ...] = COMMAND) -> Worker:
+        argv = command if script is None else (sys.executable, "-P", "-c", BEGIN + script)
+        workers.append(Worker(CONFIG, threads=1, limit_s=limit_s, command=argv))
+        return workers[-1]
+
+    yield started
+    for worker in workers:
+        await worker.end()
+
+
+def files_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@asynccontextmanager
+async def dying(worker: Worker, saying: str) -> AsyncIterator[None]:
+    with pytest.raises(WorkerDied, match=saying):
+        yield
+    assert worker.pid is None
+
+
+@pytest.mark.parametrize("how", MISBEHAVING)
+async def test_whatever_a_worker_does_its_order_ends_and_it_is_gone(start: Start, how: str) -> None:
+    script, saying = MISBEHAVING[how]
+    worker = start(script, limit_s=0.5 if "0.5" in saying else 30.0)
+    async with dying(worker, saying):
+        await worker.score("minilm", [("a", "b")])
+
+
+async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_order(start: Start) -> None:
+    worker = start(STOPPED, limit_s=0.5)
+    async with dying(worker, "did not answer within 0.5 s"):
+        await worker.score("minilm", [("a" * (4 << 20), "b")])
+
+
+async def test_a_worker_that_cannot_be_started_is_one_that_died(start: Start) -> None:
+    before = files_open()
+    worker = start(command=("/nowhere/python",))
+    async with dying(worker, "could not be started: .*No such file"):
+        await worker.score("minilm", [("a", "b")])
+    await eventually(lambda: files_open() == before)
+
+
+async def test_a_worker_that_died_while_it_was_idle_costs_nobody_a_batch(start: Start) -> None:
+    worker = start(GOOD)
+    await worker.score("minilm", [("a", "b")])
+    first = worker.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    answer = await worker.score("minilm", [("aa", "b")])
+    assert answer["entries"] == [{"score": 2.0}]
+    assert worker.pid != first
+
+
+async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(start: Start) -> None:
+    worker = start()
+    for _ in range(2):
+        answer = await worker.score("broken", [("a", "b")])
+        assert (answer["error"], answer["used_bytes"]) == ("forward_failed", 0)
