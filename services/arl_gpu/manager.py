@@ -6,6 +6,8 @@ taken back by the scheduler.
 """
 
 import json
+import logging
+import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,6 +35,8 @@ __all__ = ["Manager"]
 _NODE = 0
 DEVICE = "cpu"
 
+log = logging.getLogger(__name__)
+
 
 class Manager:
     """Answers `arl_manager.grants.Hardware`."""
@@ -54,7 +58,13 @@ class Manager:
         self._ledger.set_capacity(_NODE, {slots_of(each.name): settings.slots for each in files})
         self._held: set[Fence] = set()
         metrics = metrics or Metrics()
-        self.scoring = Scoring(worker, self._report, batch_tokens=settings.batch_tokens, metrics=GpuMetrics(metrics))
+        self.scoring = Scoring(
+            worker,
+            self._report,
+            failed=self._fail,
+            batch_tokens=settings.batch_tokens,
+            metrics=GpuMetrics(metrics),
+        )
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
@@ -149,6 +159,12 @@ class Manager:
 
     def _report(self, report: Report) -> None:
         self._grants.in_background(self._grants.settle(report))
+
+    def _fail(self, reason: str) -> None:
+        """Nothing would be scored any more: the supervisor starts this process anew."""
+        self.failed = reason
+        log.critical("%s; this manager ends, to be started anew", reason)
+        signal.raise_signal(signal.SIGTERM)
 
     def _hold(self, grant: GrantBody) -> None:
         fence = fence_of(grant)

@@ -19,6 +19,8 @@ from arl_gpu.worker_client import WorkerDied
 __all__ = ["Scorer", "Scoring"]
 
 DRAIN_S = 10.0
+DEATHS_APART = 2
+"""Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +39,21 @@ class Scorer(Protocol):
 
 
 class Scoring:
-    """Every job ends in exactly one report, unless this process ends before."""
+    """Every job ends in exactly one report, unless this process ends before.
+
+    `failed` is called with the reason where no job would end any more.
+    """
 
     def __init__(
-        self, worker: Scorer, report: Callable[[Report], None], *, batch_tokens: int, metrics: GpuMetrics
+        self,
+        worker: Scorer,
+        report: Callable[[Report], None],
+        *,
+        failed: Callable[[str], None],
+        batch_tokens: int,
+        metrics: GpuMetrics,
     ) -> None:
-        self._worker, self._report = worker, report
+        self._worker, self._report, self._failed = worker, report, failed
         self._batch_tokens = batch_tokens
         self._metrics = metrics
         self._jobs: dict[Fence, Job] = {}
@@ -51,6 +62,7 @@ class Scoring:
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
+        self._deaths = 0
         self.states: Mapping[str, Residence] = {}
         self.health = "ok"
         """Or what went wrong with the last batch."""
@@ -64,6 +76,7 @@ class Scoring:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._forever(), name="scoring")
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Give what is here some time to end."""
@@ -72,8 +85,7 @@ class Scoring:
                 await self._idle.wait()
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         for job in self._jobs.values():
             _stop_timer(job)
         await self._worker.end()
@@ -102,7 +114,16 @@ class Scoring:
             await self._work.wait()
             self._work.clear()
             while self._jobs:
-                await self._run(self._next())
+                batch = self._next()
+                try:
+                    await self._run(batch)
+                except Exception as error:
+                    log.exception("a batch was not scored")
+                    self._fail(batch, "forward_failed", f"{type(error).__name__}: {error}")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failed(f"scoring ended: {task.exception()!r}")
 
     def _next(self) -> Batch:
         """Of the service that the oldest job is for."""
@@ -114,29 +135,38 @@ class Scoring:
     async def _run(self, batch: Batch) -> None:
         service = batch[0][0].service
         pairs = [pair for job, count in batch for pair in job.next_pairs(count)]
+        answer = await self._answer(service, pairs)
+        if "error" not in answer:
+            self._metrics.observe_batch(answer, actions=len(batch), items=len(pairs))
+            self.batches[service] += 1
+            self.scored[service] += len(pairs)
+            self._take_in(batch, answer["entries"], answer["forward_cpu_s"] / len(pairs))
+        elif len(batch) == 1:
+            self._fail(batch, answer["error"], answer["message"])
+        else:
+            await self._run_apart(batch)
+
+    async def _answer(self, service: str, pairs: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
+        """The worker's, or what it died of."""
         try:
             answer = await self._worker.score(service, pairs)
         except WorkerDied as error:
+            log.warning("the worker died: %s", error)
+            self._deaths += 1
             self._metrics.worker_deaths.inc()
             self._metrics.show_residency(dict.fromkeys(self.states, Residence.COLD), used_bytes=0)
             self.states, self.health = {}, f"the worker died: {error}"
-            self._fail(batch, "worker_died", str(error))
-            return
+            return {"error": "worker_died", "message": str(error)}
         self._learn(answer)
-        if "error" in answer:
-            await self._run_apart(batch, answer)
-            return
-        self._metrics.observe_batch(answer, actions=len(batch), items=len(pairs))
-        self.batches[service] += 1
-        self.scored[service] += len(pairs)
-        self._take_in(batch, answer["entries"], answer["forward_cpu_s"] / len(pairs))
+        return answer
 
-    async def _run_apart(self, batch: Batch, answer: Mapping[str, Any]) -> None:
+    async def _run_apart(self, batch: Batch) -> None:
         """What is wrong with one action's items must not be the end of the others."""
-        if len(batch) == 1:
-            self._fail(batch, answer["error"], answer["message"])
-            return
-        for job, count in batch:
+        before = self._deaths
+        for at, (job, count) in enumerate(batch):
+            if self._deaths - before >= DEATHS_APART:
+                self._fail(batch[at:], "worker_died", "workers die of whatever they are given")
+                return
             if job.fence in self._jobs:
                 await self._run([(job, count)])
 

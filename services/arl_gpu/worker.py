@@ -14,7 +14,7 @@ from typing import Any
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed
 from arl_gpu.messages import read_blocking, write_blocking
-from arl_gpu.residency import NoRoom, Residency
+from arl_gpu.residency import NoRoom, NotFreed, Residency
 
 __all__ = ["Config", "serve"]
 
@@ -48,7 +48,9 @@ class _Worker:
             answer = {"error": "no_room", "message": str(error)}
         except CopyFailed as error:
             answer = {"error": "copy_failed", "message": str(error)}
-        except (ArithmeticError, LookupError, MemoryError, OSError, ValueError) as error:
+        except NotFreed:
+            raise
+        except Exception as error:  # noqa: BLE001 - the batch hears of it, and the next one may be another's
             answer = {"error": "forward_failed", "message": f"{type(error).__name__}: {error}"}
         states = {name: state.value for name, state in self._residency.states.items()}
         return answer | {"states": states, "used_bytes": self._residency.used}

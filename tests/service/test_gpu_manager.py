@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from arl_gpu.scoring import DEATHS_APART
 from arl_gpu.worker_client import WorkerDied
-from support.gpu import SLOTS, Gpu, driving
+from support.gpu import SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
+DIED = ("infra_error", "worker_died")
 
 
 @pytest_asyncio.fixture
@@ -97,6 +99,55 @@ async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu
     await gpu.worker.answer_next()
     assert (await rows.until_state(good, "settled"))["outcome"] == "ok"
     assert await rows.state(bad) == ("settled", "infra_error", "forward_failed")
+
+
+async def test_what_workers_die_of_is_found_by_scoring_the_actions_apart(gpu: Gpu, rows: Rows) -> None:
+    """Two deaths more, and it isn't the actions."""
+    first = await gpu.granted("busy")
+    await gpu.offer(first)
+    _, answer = await gpu.worker.next_order()
+    others = [await gpu.granted(text) for text in ("bad", "good", "worse")]
+    await gpu.offer(*others)
+    await rows.until_value(4, "select count(*) from actions where state = 'running'")
+    for expected in (["bad", "good", "worse"], ["bad"], ["good"]):
+        answer.set_exception(WorkerDied("killed by the test"))
+        pairs, answer = await gpu.worker.next_order()
+        assert [text for text, _ in pairs] == expected
+    answer.set_result(scored(pairs))
+    pairs, answer = await gpu.worker.next_order()
+    answer.set_exception(WorkerDied("killed by the test"))
+    ends = [await rows.until_state(action, "settled") for action in others]
+    assert [(end["outcome"], end["reason"]) for end in ends] == [DIED, ("ok", None), DIED]
+
+
+async def test_workers_that_die_of_whatever_they_are_given_are_not_started_for_each_action(
+    gpu: Gpu, rows: Rows
+) -> None:
+    first = await gpu.granted("busy")
+    await gpu.offer(first)
+    _, answer = await gpu.worker.next_order()
+    others = [await gpu.granted(text) for text in ("bb", "ccc", "dddd")]
+    await gpu.offer(*others)
+    await rows.until_value(4, "select count(*) from actions where state = 'running'")
+    for _ in range(DEATHS_APART + 1):
+        answer.set_exception(WorkerDied("killed by the test"))
+        _, answer = await gpu.worker.next_order()
+    answer.set_exception(WorkerDied("killed by the test"))
+    ends = [await rows.until_state(action, "settled") for action in others]
+    assert [(end["outcome"], end["reason"]) for end in ends] == [DIED] * 3
+    after = await gpu.granted("after")
+    assert [text for text, _ in await gpu.worker.answer_next()] == ["after"]
+    assert (await rows.until_state(after, "settled"))["outcome"] == "ok"
+
+
+async def test_what_nobody_foresaw_fails_its_batch_and_not_the_next(gpu: Gpu, rows: Rows) -> None:
+    action = await gpu.granted("a")
+    _, answer = await gpu.worker.next_order()
+    answer.set_exception(RuntimeError("not foreseen"))
+    assert (await rows.until_state(action, "settled"))["reason"] == "forward_failed"
+    other = await gpu.granted("bb")
+    await gpu.worker.answer_next()
+    assert (await rows.until_state(other, "settled"))["outcome"] == "ok"
 
 
 async def test_more_than_there_are_slots_goes_back_to_the_queue(gpu: Gpu, rows: Rows) -> None:
