@@ -41,10 +41,15 @@ class Job:
     timeout_s: float
     pairs: list[tuple[str, str]]
     costs: list[int]
-    begun: float
+    begun: float | None = None
+    """When its first batch began, by the monotonic clock."""
     entries: list[dict[str, Any]] = field(default_factory=list)
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.begun is not None
 
     @property
     def left(self) -> list[int]:
@@ -55,11 +60,11 @@ class Job:
         return self.pairs[len(self.entries) : len(self.entries) + count]
 
 
-def job_of(row: Row, *, now: float) -> Job:
+def job_of(row: Row) -> Job:
     payload = json.loads(row.payload)
     pairs = [(item["text"], item["reference"]) for item in payload["items"]]
     costs = [_cost(text) + _cost(reference) for text, reference in pairs]
-    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, pairs, costs, now)
+    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, pairs, costs)
 
 
 def _cost(text: str) -> int:

@@ -8,7 +8,6 @@ taken back by the scheduler.
 import json
 import logging
 import signal
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,6 +22,7 @@ from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scorer, Scoring
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
+from arl_gpu.turns import Turns
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_manager.grants import Grants, HeldRow, Settled, fence_of, grant_of
@@ -62,7 +62,7 @@ class Manager:
             worker,
             self._report,
             failed=self._fail,
-            batch_tokens=settings.batch_tokens,
+            turns=Turns(batch_tokens=settings.batch_tokens, begun_tokens=settings.begun_tokens),
             metrics=GpuMetrics(metrics),
         )
         self._grants: Grants[Report] = Grants(
@@ -137,12 +137,11 @@ class Manager:
             return await repository.load(tx, ids, epoch=self.epoch)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
-        now = time.monotonic()
         mine = [row for fence, row in rows.items() if fence in self._held]
         for row in mine:
             if row.cancel:
                 self._report(Report(fence=Fence(row.id, row.grant_no), outcome="cancelled"))
-        self.scoring.add([job_of(row, now=now) for row in mine if not row.cancel])
+        self.scoring.add([job_of(row) for row in mine if not row.cancel])
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         self.scoring.cancel(fences)

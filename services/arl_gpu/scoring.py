@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from arl_core.batching import next_batch
 from arl_core.fence import Fence
 from arl_core.residency import Residence
 from arl_gpu.jobs import Job, Report
 from arl_gpu.metrics import GpuMetrics
+from arl_gpu.turns import Batch, Turns
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Scorer", "Scoring"]
@@ -23,9 +23,6 @@ DEATHS_APART = 2
 """Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
 
 log = logging.getLogger(__name__)
-
-Batch = Sequence[tuple[Job, int]]
-"""Actions, and how many of the next items of each."""
 
 
 class Scorer(Protocol):
@@ -50,14 +47,12 @@ class Scoring:
         report: Callable[[Report], None],
         *,
         failed: Callable[[str], None],
-        batch_tokens: int,
+        turns: Turns,
         metrics: GpuMetrics,
     ) -> None:
         self._worker, self._report, self._failed = worker, report, failed
-        self._batch_tokens = batch_tokens
+        self._jobs = turns
         self._metrics = metrics
-        self._jobs: dict[Fence, Job] = {}
-        """In order of arrival."""
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -86,17 +81,16 @@ class Scoring:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for job in self._jobs.values():
+        for job in self._jobs:
             _stop_timer(job)
         await self._worker.end()
 
     def add(self, jobs: Iterable[Job]) -> None:
-        loop = asyncio.get_running_loop()
         for job in jobs:
-            job.timer = loop.call_later(job.timeout_s, self._time_out, job)
-            self._jobs[job.fence] = job
-        self._idle.clear()
-        self._work.set()
+            self._jobs.add(job)
+        if self._jobs:
+            self._idle.clear()
+            self._work.set()
 
     def cancel(self, fences: Iterable[Fence]) -> None:
         """They end now; what the device still computes of them is for nobody."""
@@ -114,7 +108,8 @@ class Scoring:
             await self._work.wait()
             self._work.clear()
             while self._jobs:
-                batch = self._next()
+                batch = self._jobs.next_batch()
+                self._begin(batch)
                 try:
                     await self._run(batch)
                 except Exception as error:
@@ -125,12 +120,13 @@ class Scoring:
         if not task.cancelled():
             self._failed(f"scoring ended: {task.exception()!r}")
 
-    def _next(self) -> Batch:
-        """Of the service that the oldest job is for."""
-        service = next(iter(self._jobs.values())).service
-        jobs = [job for job in self._jobs.values() if job.service == service]
-        counts = next_batch([job.left for job in jobs], budget=self._batch_tokens)
-        return [(job, count) for job, count in zip(jobs, counts, strict=True) if count]
+    def _begin(self, batch: Batch) -> None:
+        """Time that an action waited for its first batch is not its own."""
+        loop = asyncio.get_running_loop()
+        for job, _ in batch:
+            if not job.has_begun:
+                job.begun = time.monotonic()
+                job.timer = loop.call_later(job.timeout_s, self._time_out, job)
 
     async def _run(self, batch: Batch) -> None:
         service = batch[0][0].service
@@ -199,12 +195,13 @@ class Scoring:
 
     def _end(self, job: Job, outcome: Any, **found: Any) -> None:
         """Once: whoever comes later finds that it is gone."""
-        if self._jobs.pop(job.fence, None) is None:
+        if self._jobs.remove(job.fence) is None:
             return
         _stop_timer(job)
         if not self._jobs:
             self._idle.set()
-        run_us, cpu_us = int((time.monotonic() - job.begun) * 1e6), int(job.cpu_s * 1e6)
+        now = time.monotonic()
+        run_us, cpu_us = int((now - (job.begun or now)) * 1e6), int(job.cpu_s * 1e6)
         self._report(Report(fence=job.fence, outcome=outcome, run_us=run_us, cpu_us=cpu_us, **found))
 
 

@@ -16,6 +16,9 @@ class GpuSettings(ManagerSettings):
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
     copy_mib_per_s: float | None = Field(default=None, gt=0, description="Makes the CPU device's copies this slow")
     batch_tokens: int = Field(default=2048, ge=16, description="The most that goes to the device at once")
+    begun_tokens: int = Field(
+        default=131_072, ge=16, description="Left of actions that began; the time of a larger one that waits stands"
+    )
     batch_limit_s: float = Field(default=120.0, gt=0, description="A worker that takes longer is started anew")
     device_threads: int | None = Field(default=None, ge=1, description="Of a forward on the CPU device")
 

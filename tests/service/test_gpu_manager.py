@@ -74,13 +74,17 @@ async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gp
     assert [text for text, _ in pairs] == ["a"]
 
 
-async def test_time_that_runs_out_in_the_batch_queue_is_our_trouble_and_not_the_texts(gpu: Gpu, rows: Rows) -> None:
-    busy = await gpu.granted("a")
-    await gpu.offer(busy)
+async def test_time_runs_out_from_the_first_batch_and_is_our_trouble_and_not_the_texts(gpu: Gpu, rows: Rows) -> None:
+    computed = await gpu.granted("a", timeout_s=0.1)
     await gpu.worker.next_order()
-    waits = await gpu.granted("bb", timeout_s=0.05)
-    await rows.until_state(waits, "settled")
-    assert await rows.state(waits) == ("settled", "infra_error", "score_timeout")
+    waits = await gpu.granted("bb", timeout_s=0.001)
+    await gpu.offer(waits)
+    await rows.until_state(waits, "running")
+    later = await gpu.granted("ccc", timeout_s=0.001)
+    await rows.until_state(computed, "settled")
+    await rows.until_state(later, "running")
+    assert await rows.state(computed) == ("settled", "infra_error", "score_timeout")
+    assert await rows.state(waits) == ("running", None, None)
 
 
 async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu: Gpu, rows: Rows) -> None:
