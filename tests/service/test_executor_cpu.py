@@ -156,6 +156,7 @@ class TestBetweenActions:
         report = await bench.run(a_program(spin, environment=environment))
         assert (report.outcome, report.left_behind) == ("ok", 1)
         busy = max(living_descendants(bench.launcher.pid) - others)  # its agent was there before it
+        await bench.run(a_command("true"))  # what it used until it stood still is counted by then
         before = cpu_ns(busy)
         await bench.run(a_command("sleep", "0.3"))
         assert cpu_ns(busy) == before
