@@ -165,12 +165,10 @@ def open_store(
     acquire_timeout_s: float = 5.0,
     pool_wait_s: float | None = None,
     statement_timeout_s: float = 10.0,
-    by_index: bool = False,
 ) -> Store:
     """`url` is `postgresql://…`; `name` shows in pg_stat_activity.
 
-    `acquire_timeout_s` bounds making a connection, `pool_wait_s` waiting for one of the pool. With `by_index` no plan
-    scans a table: a plan that is made while tables are small is kept while they grow.
+    `acquire_timeout_s` bounds making a connection, `pool_wait_s` waiting for one of the pool.
     """
     timeout_ms = str(int(statement_timeout_s * 1000))
     server_settings = {
@@ -180,7 +178,8 @@ def open_store(
         "jit": "off",
         # Planning a join of partitioned tables takes 1 ms, running it 0.1; all statements look rows up by index.
         "plan_cache_mode": "force_generic_plan",
-        **({"enable_seqscan": "off"} if by_index else {}),
+        # A plan that was made while a table was small would read all of it for as long as the connection lives.
+        "enable_seqscan": "off",
     }
     return Store(
         url,

@@ -34,7 +34,7 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     exporter = None
     if otlp is not None and otlp.url is not None:
         collector = Collector(otlp, service="tangram", version=VERSION)
-        rows = open_store(url, name="scheduler-traces", pool_size=1, by_index=True)
+        rows = open_store(url, name="scheduler-traces", pool_size=1)
         exporter = Exporter(rows, collector, Sampler.of(otlp), slow_s=settings.trace_slow_s, metrics=metrics)
     rounds = Rounds(store, peers, notifier, settings, policy, metrics=metrics, traces=Traces(exporter))
 
