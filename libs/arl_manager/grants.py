@@ -91,7 +91,7 @@ class Hardware(Protocol[ItsReport]):
         ...
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
-        """Run what is running by its row and holds something."""
+        """Run what is running by its row and holds something. One that can't be is reported, and keeps no other."""
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End attempts; each still reports."""
@@ -209,7 +209,13 @@ class Grants(Generic[AnyReport]):
         """What is running by its row, and never reached whatever runs it."""
         if not fences:
             return
-        rows = await self._hardware.load([fence.action_id for fence in fences])
+        try:
+            rows = await self._hardware.load([fence.action_id for fence in fences])
+        except Exception:
+            # Held and not launched, they would be seen by no poll again.
+            for fence in fences:
+                self._give_back(fence)
+            raise
         found = {Fence(row.id, row.grant_no): row for row in rows}
         for fence in fences:
             if fence not in found:

@@ -148,18 +148,30 @@ class Manager:
             attempt = self._holdings.attempt(fence)
             if attempt is None:
                 continue
-            refused = refusal(row, enforced=self._enforced)
-            if refused is not None:
-                self.transfers.miss(refused)
-                self._report(refused)
+            try:
+                spec = self._prepared(row, attempt)
+            except (LookupError, TypeError, ValueError) as error:
+                message = f"its specification can't be read: {type(error).__name__}: {error}"
+                self._report(Report(fence=fence, outcome="infra_error", reason="setup_failed", message=message))
                 continue
-            if row.kind == "environment.transfer":
-                self.transfers.start(fence, row.environment_id)
-                continue
-            self.snapshots.expect(row)
-            specs.append(exec_spec(row, attempt, self._holdings.assign_cores(attempt)))
+            if spec is not None:
+                specs.append(spec)
         if specs:
             await self._executor.start(specs)
+
+    def _prepared(self, row: Row, attempt: Attempt) -> ExecSpec | None:
+        """None where nothing is to be started: it is refused, or waits for its transfer."""
+        refused = refusal(row, enforced=self._enforced)
+        if refused is not None:
+            self.transfers.miss(refused)
+            self._report(refused)
+            return None
+        if row.kind == "environment.transfer":
+            self.transfers.start(attempt.fence, row.environment_id)
+            return None
+        spec = exec_spec(row, attempt, self._holdings.assign_cores(attempt))
+        self.snapshots.expect(row)
+        return spec
 
     async def _follow(self) -> None:
         """Take in what the executor says. Its end is the end of this process: the supervisor starts both anew."""

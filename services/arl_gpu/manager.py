@@ -137,11 +137,19 @@ class Manager:
             return await repository.load(tx, ids, epoch=self.epoch)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
-        mine = [row for fence, row in rows.items() if fence in self._held]
-        for row in mine:
-            if row.cancel:
-                self._report(Report(fence=Fence(row.id, row.grant_no), outcome="cancelled"))
-        self.scoring.add([job_of(row) for row in mine if not row.cancel])
+        for fence, row in rows.items():
+            if fence not in self._held:
+                continue
+            if row.cancel or self._grants.is_killed(fence):
+                self._report(Report(fence=fence, outcome="cancelled"))
+                continue
+            try:
+                job = job_of(row)
+            except (LookupError, TypeError, ValueError) as error:
+                message = f"its items can't be read: {type(error).__name__}: {error}"
+                self._report(Report(fence=fence, outcome="infra_error", reason="setup_failed", message=message))
+            else:
+                self.scoring.add(job)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         self.scoring.cancel(fences)

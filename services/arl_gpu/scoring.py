@@ -85,12 +85,10 @@ class Scoring:
             _stop_timer(job)
         await self._worker.end()
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self._jobs.add(job)
-        if self._jobs:
-            self._idle.clear()
-            self._work.set()
+    def add(self, job: Job) -> None:
+        self._jobs.add(job)
+        self._idle.clear()
+        self._work.set()
 
     def cancel(self, fences: Iterable[Fence]) -> None:
         """They end now; what the device still computes of them is for nobody."""

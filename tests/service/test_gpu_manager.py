@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
+import pytest
 import pytest_asyncio
 
 from arl_gpu.scoring import DEATHS_APART
 from arl_gpu.worker_client import WorkerDied
+from arl_store.migrate import role_url
+from support.conditions import eventually
 from support.gpu import SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in
 
@@ -152,6 +156,27 @@ async def test_what_nobody_foresaw_fails_its_batch_and_not_the_next(gpu: Gpu, ro
     other = await gpu.granted("bb")
     await gpu.worker.answer_next()
     assert (await rows.until_state(other, "settled"))["outcome"] == "ok"
+
+
+async def test_an_action_that_cannot_be_read_is_not_the_end_of_the_others(gpu: Gpu, rows: Rows) -> None:
+    bad, good = await gpu.granted("bad"), await gpu.granted("good")
+    await rows.execute("update action_specs set payload = '{}' where id = $1", bad)
+    await gpu.offer(bad, good)
+    await gpu.worker.answer_next()
+    assert (await rows.until_state(good, "settled"))["outcome"] == "ok"
+    assert (await rows.until_state(bad, "settled"))["reason"] == "setup_failed"
+
+
+async def test_a_running_action_whose_items_could_not_be_loaded_is_scored_once_they_can(
+    gpu: Gpu, rows: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = urlsplit(role_url(rows.owner_url, "gpu", "")).username
+    await rows.execute(f"revoke select on action_specs from {role}")
+    action = await gpu.granted("a", state="running")
+    await eventually(lambda: "manager poll failed" in caplog.text)
+    await rows.execute(f"grant select on action_specs to {role}")
+    await gpu.worker.answer_next()
+    assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
 
 
 async def test_more_than_there_are_slots_goes_back_to_the_queue(gpu: Gpu, rows: Rows) -> None:

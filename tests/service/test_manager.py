@@ -59,6 +59,13 @@ class TestStart:
         action = await cpu.granted()
         assert (await cpu.executor.next_start()).fence == Fence(action, 1)
 
+    async def test_one_that_cannot_be_read_is_not_the_end_of_the_others(self, cpu: Cpu, rows: Rows) -> None:
+        bad, good = await cpu.granted(), await cpu.granted()
+        await rows.execute("update action_specs set payload = '{}' where id = $1", bad)
+        await cpu.offer(bad, good)
+        assert (await cpu.executor.next_start()).fence == Fence(good, 1)
+        assert (await rows.until_state(bad, "settled"))["reason"] == "setup_failed"
+
     async def test_a_second_copy_of_a_grant_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
         """Neither does it start again, nor does it give back what the first holds."""
         fence = await cpu.running()
