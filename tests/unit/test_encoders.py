@@ -2,13 +2,14 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from arl_gpu.encoders.bert import Encode, encode_numpy, encode_torch
+from arl_gpu.encoders.bert import Encode, encode_numpy, encode_torch, has_torch
 from arl_gpu.encoders.similarity import Similarity
 from arl_gpu.services import wheel_directory
 
@@ -46,6 +47,14 @@ def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(simi
     split = similarity.pieces.split(TEXTS)
     assert max(len(each.ids) for each in split) == REFERENCE["max_tokens"] == similarity.pieces.max_tokens
     assert [each.truncated for each in split].count(True) == 1
+
+
+def test_a_torch_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: no such file')")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not has_torch()
 
 
 def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Similarity) -> None:

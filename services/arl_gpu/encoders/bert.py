@@ -1,7 +1,9 @@
 """BERT's forward in NumPy, and in torch where that can be imported: token ids to one unit vector a text."""
 
+import importlib
 import importlib.util
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ import numpy as np
 from arl_gpu.encoders.weights import Array
 
 __all__ = ["Config", "Encode", "encode_numpy", "encode_torch", "has_torch", "read_config"]
+
+log = logging.getLogger(__name__)
 
 Encode = Callable[[Mapping[str, Array], Sequence[Sequence[int]], "Config"], Array]
 
@@ -42,7 +46,15 @@ def read_config(directory: Path) -> Config:
 
 
 def has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
+    """Whether it can be imported, which is tried: one that is broken must not fail each forward."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    try:
+        importlib.import_module("torch")
+    except Exception as error:  # noqa: BLE001 - what native libraries fail with is theirs to choose
+        log.warning("torch is installed and can't be imported, so NumPy computes: %r", error)
+        return False
+    return True
 
 
 def encode_numpy(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: Config) -> Array:

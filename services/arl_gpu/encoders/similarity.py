@@ -42,8 +42,7 @@ class Similarity:
     def __init__(self, directory: Path) -> None:
         self.config = read_config(directory)
         self.pieces = WordPieces(directory)
-        self._encode = encode_torch if has_torch() else encode_numpy
-        self.backend = "torch" if has_torch() else "numpy"
+        self._encode, self.backend = (encode_torch, "torch") if has_torch() else (encode_numpy, "numpy")
         self.weights: FlatWeights = read_weights(directory / "model.safetensors")
 
     def score(self, pairs: Sequence[tuple[str, str]], content: Any) -> Scored:
