@@ -7,7 +7,7 @@ from hmac import compare_digest
 from typing import TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from arl_kit.failpoints import Failpoints
 
@@ -58,4 +58,8 @@ def load(cls: type[Settings], *, otherwise: Settings | None = None) -> Settings:
             print(f"{name}: {problem['msg']}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
         if otherwise is not None:
             return otherwise
+        raise SystemExit(2) from None
+    except SettingsError as error:
+        # A list or an object whose JSON can't be read; the field is named in it.
+        print(f"TANGRAM_*: {error}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
         raise SystemExit(2) from None

@@ -1,7 +1,9 @@
 import os
 import socket
+from typing import Annotated
 
 from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
 
 from arl_gpu.services import KNOWN
 from arl_manager.settings import ManagerSettings
@@ -11,7 +13,9 @@ __all__ = ["GpuSettings"]
 
 class GpuSettings(ManagerSettings):
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
-    services: tuple[str, ...] = Field(default=tuple(KNOWN), description="Offered where their package is installed")
+    services: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=tuple(KNOWN), description="Offered where their package is installed; names with commas between them"
+    )
     slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
     copy_mib_per_s: float | None = Field(default=None, gt=0, description="Makes the CPU device's copies this slow")
@@ -21,6 +25,13 @@ class GpuSettings(ManagerSettings):
     )
     batch_limit_s: float = Field(default=120.0, gt=0, description="A worker that takes longer is started anew")
     device_threads: int | None = Field(default=None, ge=1, description="Of a forward on the CPU device")
+
+    @field_validator("services", mode="before")
+    @classmethod
+    def _are_names(cls, services: object) -> object:
+        if isinstance(services, str):
+            return tuple(dict.fromkeys(name for part in services.split(",") if (name := part.strip())))
+        return services
 
     @field_validator("services")
     @classmethod
