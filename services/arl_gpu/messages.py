@@ -55,7 +55,8 @@ def write_blocking(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _framed(message: dict[str, Any]) -> bytes:
-    content = json.dumps(message).encode()
+    # A text may have half of a surrogate pair, which JSON reads and UTF-8 has no place for.
+    content = json.dumps(message, ensure_ascii=False).encode(errors="surrogatepass")
     return len(content).to_bytes(_LENGTH) + content
 
 

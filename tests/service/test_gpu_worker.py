@@ -78,6 +78,12 @@ async def test_whatever_a_worker_does_its_order_ends_and_it_is_gone(start: Start
         await worker.score("minilm", [("a", "b")])
 
 
+@pytest.mark.parametrize("text", ["日本語 ü", "\ud800", "\0"])
+async def test_any_text_arrives_as_it_is(start: Start, text: str) -> None:
+    answer = await start(GOOD.replace("float(len(text))", "text")).score("minilm", [(text, "b")])
+    assert answer["entries"] == [{"score": text}]
+
+
 async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_order(start: Start) -> None:
     worker = start(STOPPED, limit_s=0.5)
     async with dying(worker, "did not answer within 0.5 s"):
