@@ -94,8 +94,8 @@ def a_snapshot(
     return Snapshot(now=1000.0, queues=tuple(index.queues()), pools=tuple(pools), running=tuple(running))
 
 
-def a_lease(node: int = 1, *, epoch: UUID = EPOCH, silent_s: float = 0.0) -> NodeLease:
-    return NodeLease(node=node, epoch=epoch, silent_s=silent_s)
+def a_lease(node: int = 1, *, epoch: UUID = EPOCH, silent_s: float = 0.0, drained: bool = False) -> NodeLease:
+    return NodeLease(node=node, epoch=epoch, silent_s=silent_s, drained=drained)
 
 
 def a_held_row(**changed: Any) -> HeldRow:
