@@ -9,7 +9,7 @@ from sqlalchemy import text
 from arl_core.fence import Fence
 from arl_store.tx import WriteTx
 
-__all__ = ["GRANTED_TO_US", "columns", "refuse", "register"]
+__all__ = ["GRANTED_TO_US", "HELD_HERE", "columns", "refuse", "register", "reported_edge"]
 
 REGISTER = text("""
     insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
@@ -40,6 +40,39 @@ GRANTED_TO_US = """with ours as (
     )"""
 """How a statement of a granted edge begins."""
 
+HELD_HERE = """select coalesce(json_agg(g), '[]')::text
+              from (select id, grant_no, state, amounts, amounts_seq, environment_id,
+                           cancel_requested_at is not null as cancel
+                      from actions
+                     where node_id = :node_id
+                       and node_epoch = :epoch
+                       and state in ('granted', 'running')) as g"""
+"""What a node holds by its rows, as its poll reads it."""
+
+_REPORTED_EDGE = """ours as (
+        select a.id, r.outcome, r.reason, r.run_us,
+               r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
+               and {may_run_again} as retry
+          from actions as a
+          join report as r using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state in ('granted', 'running')
+         order by a.id
+           for no key update of a
+    ), edge as (
+        update actions as a
+           set state = case when ours.retry then 'queued' else 'settled' end,
+               outcome = case when ours.retry then null else ours.outcome end,
+               reason = ours.reason,
+               failures = a.failures + (ours.outcome = 'infra_error')::int,
+               admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
+               run_us = case when ours.retry then null else ours.run_us end,
+               settled_at = case when ours.retry then null else now() end
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.state, a.environment_id
+    )"""
+
 REFUSE = text(f"""
     {GRANTED_TO_US}
     update actions as a
@@ -47,6 +80,14 @@ REFUSE = text(f"""
       from ours
      where a.id = ours.id
 """)  # noqa: S608 - constants of this module
+
+
+def reported_edge(may_run_again: str = "true") -> str:
+    """The parts `ours` and `edge` of a statement that settles its part `report`, or queues again what may have a retry.
+
+    `report` has id, grant_no, outcome, reason and run_us; `may_run_again` is a condition on actions `a` and report `r`.
+    """
+    return _REPORTED_EDGE.format(may_run_again=may_run_again)
 
 
 async def register(tx: WriteTx, node: Mapping[str, Any]) -> int:

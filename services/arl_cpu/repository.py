@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_cpu.executor import Report
-from arl_manager.repository import GRANTED_TO_US, columns
+from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
@@ -44,14 +44,8 @@ LOSE_OTHER_EPOCHS = text("""
        and lost_at is null
 """)
 
-POLL = text("""
-    select (select coalesce(json_agg(g), '[]')::text
-              from (select id, grant_no, state, amounts, amounts_seq, environment_id,
-                           cancel_requested_at is not null as cancel
-                      from actions
-                     where node_id = :node_id
-                       and node_epoch = :epoch
-                       and state in ('granted', 'running')) as g) as held,
+POLL = text(f"""
+    select ({HELD_HERE}) as held,
            (select coalesce(json_agg(id), '[]')::text
               from environments
              where node_id = :node_id
@@ -75,7 +69,7 @@ POLL = text("""
               from snapshots
              where node_id = :node_id
                and delete_requested_at is not null) as unwanted
-""")
+""")  # noqa: S608 - a constant of the library
 
 SNAPSHOTS_HERE = text("select id from snapshots where node_id = :node_id")
 FORGET_SNAPSHOTS = text("delete from snapshots where id = any(cast(:ids as uuid[]))")
@@ -150,7 +144,7 @@ LOAD = text(f"""
 # client said that the action may run twice and the environment still lives. Its reason then stays with the attempt.
 #
 # The edge, the result, and what it means for the environment: one statement, one commit.
-SETTLE = text("""
+SETTLE = text(f"""
     with report as materialized (
         select *
           from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
@@ -163,29 +157,7 @@ SETTLE = text("""
                as r (id, grant_no, outcome, reason, run_us, environment_lost, exit_code, signal, stdout, stderr,
                      stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, left_behind, message,
                      enforcement)
-    ), ours as (
-        select a.id, r.outcome, r.reason, r.run_us,
-               r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
-               and (a.environment_id is null or (a.idempotent and not r.environment_lost)) as retry
-          from actions as a
-          join report as r using (id, grant_no)
-         where a.node_epoch = :epoch
-           and a.state in ('granted', 'running')
-         order by a.id
-           for no key update of a
-    ), edge as (
-        update actions as a
-           set state = case when ours.retry then 'queued' else 'settled' end,
-               outcome = case when ours.retry then null else ours.outcome end,
-               reason = ours.reason,
-               failures = a.failures + (ours.outcome = 'infra_error')::int,
-               admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
-               run_us = case when ours.retry then null else ours.run_us end,
-               settled_at = case when ours.retry then null else now() end
-          from ours
-         where a.id = ours.id
-     returning a.id, a.grant_no, a.state, a.environment_id
-    ), result as (
+    ), {reported_edge("(a.environment_id is null or (a.idempotent and not r.environment_lost))")}, result as (
         insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
                                     missing_files, cpu_us, peak_memory_kib, left_behind, message, enforcement)
         select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
@@ -214,7 +186,7 @@ SETTLE = text("""
          where e.id = home.id
     )
     select id, grant_no, state from edge
-""")
+""")  # noqa: S608 - constants of the library
 
 LOSE_ENVIRONMENTS = text("""
     update environments

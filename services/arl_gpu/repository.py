@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Report
-from arl_manager.repository import GRANTED_TO_US, columns
+from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
@@ -18,14 +18,8 @@ PUBLISH_SERVICES = text("""
     update nodes set services = cast(:services as jsonb) where id = :node_id and epoch = :epoch
 """)
 
-POLL = text("""
-    select coalesce(json_agg(g), '[]')::text as held
-      from (select id, grant_no, state, amounts, amounts_seq, environment_id,
-                   cancel_requested_at is not null as cancel
-              from actions
-             where node_id = :node_id
-               and node_epoch = :epoch
-               and state in ('granted', 'running')) as g
+POLL = text(f"""
+    select ({HELD_HERE}) as held
 """)
 
 START = text(f"""
@@ -51,35 +45,14 @@ LOAD = text("""
 """)
 
 # A score may always be computed again, so an infra_error goes back to the queue while retries are left.
-SETTLE = text("""
+SETTLE = text(f"""
     with report as materialized (
         select *
           from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
                       cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:cpu_us as bigint[]),
                       cast(:messages as text[]), cast(:scores as text[]))
                as r (id, grant_no, outcome, reason, run_us, cpu_us, message, scores)
-    ), ours as (
-        select a.id, r.outcome, r.reason, r.run_us,
-               r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null as retry
-          from actions as a
-          join report as r using (id, grant_no)
-         where a.node_epoch = :epoch
-           and a.state in ('granted', 'running')
-         order by a.id
-           for no key update of a
-    ), edge as (
-        update actions as a
-           set state = case when ours.retry then 'queued' else 'settled' end,
-               outcome = case when ours.retry then null else ours.outcome end,
-               reason = ours.reason,
-               failures = a.failures + (ours.outcome = 'infra_error')::int,
-               admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
-               run_us = case when ours.retry then null else ours.run_us end,
-               settled_at = case when ours.retry then null else now() end
-          from ours
-         where a.id = ours.id
-     returning a.id, a.grant_no, a.state
-    ), result as (
+    ), {reported_edge()}, result as (
         insert into action_results (id, grant_no, cpu_us, message, scores)
         select id, grant_no, cpu_us, message, scores::json
           from edge
@@ -87,7 +60,7 @@ SETTLE = text("""
          where edge.state = 'settled'
     )
     select id, grant_no, state from edge
-""")
+""")  # noqa: S608 - constants of the library
 
 
 async def publish_services(tx: WriteTx, services: str, *, node_id: int, epoch: UUID) -> None:
