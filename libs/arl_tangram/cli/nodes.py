@@ -90,7 +90,7 @@ def _emptied(tangram: Tangram, node: Node, *, within_s: float) -> Node:
 def table_of(nodes: NodeList) -> Table:
     """A line for each node."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("node", "kind", "state", "cores held", "actions", "environments", "memory GiB"):
+    for heading in ("node", "kind", "state", "cores given", "actions", "environments", "memory GiB"):
         table.add_column(heading, justify="left" if heading in ("node", "kind", "state") else "right")
     for node in nodes.items:
         has_cores = "cpu_milli" in node.capacity
