@@ -44,11 +44,13 @@ class Turns:
         return self._jobs.pop(fence, None)
 
     def next_batch(self) -> Batch:
-        """Of one service, that of the first job; never empty while there are jobs."""
+        """Of one service, that of the first job; never empty. Raises where no job has an item left."""
         ready = self._ready()
         jobs = [job for job in ready if job.service == ready[0].service]
         counts = next_batch([job.left for job in jobs], budget=self._batch_tokens)
         batch = [(job, count) for job, count in zip(jobs, counts, strict=True) if count]
+        if not batch:
+            raise RuntimeError("jobs wait of which nothing is left")
         for job, _ in batch:
             self._jobs[job.fence] = self._jobs.pop(job.fence)
         return batch

@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 
+from arl_core.fence import Fence
 from arl_gpu.scoring import DEATHS_APART
 from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
+from arl_wire.internal import GrantBody
 from support.conditions import eventually
-from support.gpu import SLOTS, Gpu, driving, scored
+from support.gpu import SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
@@ -76,6 +80,18 @@ async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gp
     await rows.until_state(other, "settled")
     assert await rows.state(action) == ("settled", "cancelled", None)
     assert [text for text, _ in pairs] == ["a"]
+
+
+async def test_a_wish_to_cancel_that_is_read_before_the_items_are_here_is_kept(gpu: Gpu) -> None:
+    """As when a poll reads it while the running edge is on its way back: here, one that has no row at all."""
+    fence = Fence(uuid4(), 1)
+    assert gpu.manager.take(GrantBody(id=fence.action_id, grant_no=1, amounts=SLOT))
+    await eventually(lambda: gpu.manager._grants.is_killed(fence))
+    items = json.dumps({"service": "minilm", "items": [{"text": "a", "reference": "r"}]})
+    row = SimpleNamespace(id=fence.action_id, grant_no=1, cancel=False, timeout_s=300.0, payload=items)
+    await gpu.manager.launch({fence: row})  # type: ignore[dict-item]
+    assert gpu.manager.scoring.jobs == 0
+    await eventually(lambda: not gpu.manager.has(fence))
 
 
 async def test_time_runs_out_from_the_first_batch_and_is_our_trouble_and_not_the_texts(gpu: Gpu, rows: Rows) -> None:

@@ -19,7 +19,7 @@ from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of
 
-__all__ = ["Gpu", "ScriptedWorker", "driving", "scored"]
+__all__ = ["SLOT", "SLOTS", "Gpu", "ScriptedWorker", "driving", "scored"]
 
 SLOT = {"slots:minilm": 1}
 SLOTS = 4
