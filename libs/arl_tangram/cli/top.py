@@ -47,7 +47,7 @@ def _seen(tangram: Tangram) -> RenderableType:
     capacity = sum(node.capacity.get("cpu_milli", 0) for node in nodes.items if node.alive)
     held = sum(node.held_cpu_milli for node in nodes.items if node.alive)
     waiting, running = sum(queue.waiting for queue in queues), sum(queue.running for queue in queues)
-    summary = f"{held / 1000:g} of {capacity / 1000:g} cores given to {running} actions, granted or running · {waiting} waiting"
+    summary = f"{held / 1000:g} of {capacity / 1000:g} cores given to {running} actions · {waiting} waiting"
     return Group(Text(summary), Text(), table_of(nodes), Text(), _table_of(queues))
 
 
