@@ -15,6 +15,8 @@ async def test_a_gateway_that_stops_answers_whoever_waits(database: str) -> None
         async with asyncio.timeout(10):
             while (await client.get(f"/v1/actions/{id}")).json()["state"] != "running":
                 await asyncio.sleep(0.02)
+            while "waiting_requests 2" not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.02)
             system.processes["gateway"].send_signal(signal.SIGTERM)
             assert (await waiting).json()["state"] == "running"
             assert (await also).json()["pending"] == [id]

@@ -40,7 +40,7 @@ async def test_what_comes_while_the_device_is_busy_leaves_together_when_it_is_fr
     _, answer = await gpu.worker.next_order()
     others = [await gpu.granted(text) for text in ("bb", "ccc")]
     await gpu.offer(*others)
-    await rows.until_value(3, "select count(*) from actions where state = 'running'")
+    await gpu.scoring(jobs=3)
     answer.set_exception(WorkerDied("killed by the test"))
     assert [text for text, _ in await gpu.worker.answer_next()] == ["bb", "ccc"]
     for action, score in zip(others, (2.0, 3.0), strict=True):
@@ -58,11 +58,10 @@ async def test_a_batch_that_died_is_scored_again_while_retries_are_left(gpu: Gpu
 
 
 async def test_an_action_that_waits_for_its_batch_can_be_cancelled(gpu: Gpu, rows: Rows) -> None:
-    first, second = await gpu.granted("a"), await gpu.granted("bb")
-    await gpu.offer(first)
+    first = await gpu.granted("a")
     _, answer = await gpu.worker.next_order()
-    await gpu.offer(second)
-    await rows.until_state(second, "running")
+    second = await gpu.granted("bb")
+    await gpu.scoring(jobs=2)
     await rows.unguarded(WISHED, second)
     assert (await rows.until_state(second, "settled"))["outcome"] == "cancelled"
     answer.set_exception(WorkerDied("killed by the test"))
@@ -113,7 +112,7 @@ async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu
     _, answer = await gpu.worker.next_order()
     bad, good = await gpu.granted("bad"), await gpu.granted("good")
     await gpu.offer(bad, good)
-    await rows.until_value(3, "select count(*) from actions where state = 'running'")
+    await gpu.scoring(jobs=3)
     failed = {"error": "forward_failed", "message": "it", "states": {"minilm": "resident"}, "used_bytes": 1}
     answer.set_result(failed)
     for expected in (["bad", "good"], ["bad"]):
@@ -132,7 +131,7 @@ async def test_what_workers_die_of_is_found_by_scoring_the_actions_apart(gpu: Gp
     _, answer = await gpu.worker.next_order()
     others = [await gpu.granted(text) for text in ("bad", "good", "worse")]
     await gpu.offer(*others)
-    await rows.until_value(4, "select count(*) from actions where state = 'running'")
+    await gpu.scoring(jobs=4)
     for expected in (["bad", "good", "worse"], ["bad"], ["good"]):
         answer.set_exception(WorkerDied("killed by the test"))
         pairs, answer = await gpu.worker.next_order()
@@ -152,7 +151,7 @@ async def test_workers_that_die_of_whatever_they_are_given_are_not_started_for_e
     _, answer = await gpu.worker.next_order()
     others = [await gpu.granted(text) for text in ("bb", "ccc", "dddd")]
     await gpu.offer(*others)
-    await rows.until_value(4, "select count(*) from actions where state = 'running'")
+    await gpu.scoring(jobs=4)
     for _ in range(DEATHS_APART + 1):
         answer.set_exception(WorkerDied("killed by the test"))
         _, answer = await gpu.worker.next_order()
@@ -175,8 +174,7 @@ async def test_what_nobody_foresaw_fails_its_batch_and_not_the_next(gpu: Gpu, ro
 
 
 async def test_an_action_that_cannot_be_read_is_not_the_end_of_the_others(gpu: Gpu, rows: Rows) -> None:
-    bad, good = await gpu.granted("bad"), await gpu.granted("good")
-    await rows.execute("update action_specs set payload = '{}' where id = $1", bad)
+    bad, good = await gpu.granted(payload={}), await gpu.granted("good")
     await gpu.offer(bad, good)
     await gpu.worker.answer_next()
     assert (await rows.until_state(good, "settled"))["outcome"] == "ok"

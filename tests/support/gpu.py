@@ -15,6 +15,7 @@ from arl_gpu.settings import GpuSettings
 from arl_store.migrate import role_url
 from arl_store.wake import Notifier
 from arl_wire.internal import GrantBody
+from support.conditions import eventually
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of
@@ -70,16 +71,16 @@ class Gpu:
     peers: RecordingPeers
     rows: Rows
 
-    async def granted(self, *texts: str, timeout_s: float = 300.0, **columns: Any) -> UUID:
-        """A score that the scheduler granted to this node; no hint was sent."""
+    async def granted(self, *texts: str, **columns: Any) -> UUID:
+        """A score that the scheduler granted to this node; no hint was sent, but a poll may find it at any time."""
         held = {"state": "granted", "node_id": self.manager.node_id, "node_epoch": self.manager.epoch}
         items = [{"text": text, "reference": "r"} for text in texts]
-        action = await self.rows.action(**({"kind": "score", "amounts": SLOT} | held | columns))
-        await self.rows.execute(
-            "update action_specs set payload = $2, timeout_s = $3 where id = $1",
-            *(action, json.dumps({"service": "minilm", "items": items}), timeout_s),
-        )
-        return action
+        spec = {"kind": "score", "amounts": SLOT, "payload": {"service": "minilm", "items": items}}
+        return await self.rows.action(**(spec | held | columns))
+
+    async def scoring(self, jobs: int) -> None:
+        """A row that says «running» may be ahead of the manager that wrote it."""
+        await eventually(lambda: self.manager.scoring.jobs == jobs)
 
     async def offer(self, *actions: UUID) -> None:
         bodies = [GrantBody(id=action, grant_no=1, amounts=SLOT) for action in actions]

@@ -96,20 +96,22 @@ class Rows:
         snapshot: UUID | None = None,
         argv: tuple[str, ...] = ("true",),
         priority: int = 0,
+        timeout_s: float = 300.0,
+        payload: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> UUID:
-        """One action and its spec; `columns` as in `a_row`."""
+        """One action and its spec, in one transaction; `columns` as in `a_row`. Without a payload it is a command."""
         row = a_row(**{"project_id": self.project, "queue_id": self.queue} | columns)
         environment = {"scope": scope, "template": template, "idle_ttl_s": 3600, "pids": 64} | dict(demand)
         environment |= {"snapshot": str(snapshot)} if snapshot is not None else {}
-        payload = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
+        command = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
         async with self.pool.acquire() as connection, connection.transaction():
             await _insert(connection, "actions", row)
             spec = {"id": row["id"], "class_key": hash((*demand.items(), template)) >> 1, "shape": "divisible"}
-            texts = {"demand": demand, "environment": environment, "payload": payload}
+            texts = {"demand": demand, "environment": environment, "payload": command if payload is None else payload}
             texts |= {"elastic": elastic} if elastic is not None else {}
             spec |= {name: json.dumps(value) for name, value in texts.items()}
-            await _insert(connection, "action_specs", spec | {"priority": priority, "timeout_s": 300.0})
+            await _insert(connection, "action_specs", spec | {"priority": priority, "timeout_s": timeout_s})
         return UUID(str(row["id"]))
 
     async def node(
