@@ -23,6 +23,7 @@ __all__ = [
     "Plan",
     "Pod",
     "Pool",
+    "Resizable",
     "Resize",
     "Running",
     "Shape",
@@ -65,6 +66,14 @@ class Shape(StrEnum):
     QUOTA = "quota"  # counts that no topology constrains: slots, concurrency
 
 
+class Resizable(StrEnum):
+    """Whether an action takes new amounts while it runs."""
+
+    NONE = "none"
+    GROW = "grow"  # it starts as many workers as it may ever use, but stopping some would stop it
+    ANY = "any"
+
+
 @dataclass(frozen=True, slots=True)
 class Elastic:
     """The one resource of a demand that may grow: its choices in rising order, and what growing brings."""
@@ -72,6 +81,7 @@ class Elastic:
     resource: str
     amounts: tuple[int, ...]
     elasticity: Elasticity
+    resizable: Resizable = Resizable.NONE
 
     def __post_init__(self) -> None:
         if not self.amounts or list(self.amounts) != sorted(set(self.amounts)):
@@ -100,7 +110,6 @@ class ActionClass:
     kind: str
     shape: Shape
     demand: Demand
-    resizable: bool = False
     requires: frozenset[str] = frozenset()
     """What its node must enforce or have."""
 
@@ -142,8 +151,12 @@ class Running:
     node: int
     amounts: Amounts
     granted: float
+    task: int
     started: float | None = None
-    environment: UUID | None = None
+    since: float
+    """When its amounts last changed: when it was granted, at first."""
+    left: float = 1.0
+    """The part of its work that was left then, as far as estimates tell."""
 
 
 @dataclass(frozen=True, slots=True)

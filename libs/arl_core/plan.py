@@ -5,7 +5,6 @@ Values in, values out. A policy chooses the order and the amounts, and what coun
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import merge
 from typing import Protocol
 from uuid import UUID
 
@@ -16,33 +15,19 @@ from arl_core.model import (
     Amounts,
     Grant,
     Plan,
-    Pod,
     Pool,
-    Running,
     Shape,
-    TrajectoryName,
     Waiting,
     action_part,
     environment_part,
 )
-from arl_core.waiting import ClassQueue, arrival_order
+from arl_core.snapshot import Snapshot
+from arl_core.waiting import Walk
 
-__all__ = ["ENVIRONMENT_HEADROOM", "FirstComeFirstServed", "FreeAmounts", "Policy", "Snapshot"]
+__all__ = ["ENVIRONMENT_HEADROOM", "FirstComeFirstServed", "FreeAmounts", "Policy"]
 
 ENVIRONMENT_HEADROOM = 8
 """New environments leave one part in so many of a node's memory and disk to actions outside of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Everything a round may look at. Never refreshed, and not changed, during a round."""
-
-    now: float
-    queues: tuple[ClassQueue, ...]
-    running: tuple[Running, ...] = ()
-    pools: tuple[Pool, ...] = ()
-    pods: Mapping[TrajectoryName, Pod] = field(default_factory=dict)
-    """Of the living trajectories, where a policy gives them pods."""
 
 
 class Policy(Protocol):
@@ -80,24 +65,15 @@ class FirstComeFirstServed:
     def plan(self, snapshot: Snapshot) -> Plan:
         """Never gives more than a pool has free."""
         free = FreeAmounts.of(snapshot.pools)
+        walk = Walk(snapshot.waiting.buckets())
         grants: list[Grant] = []
-        full: set[tuple[int, int | None]] = set()
-        hopeful = {queue.cls.key for queue in snapshot.queues if free.could_fit(queue.cls)}
-        for action in merge(*snapshot.queues, key=arrival_order):
-            if not hopeful:
-                break
-            key = action.cls.key
-            pinned = free.node_of(action)
-            if key not in hopeful or (key, pinned) in full:
-                continue
+        while (action := walk.head) is not None:
             grant = free.take(action, action.cls.demand.minimum)
-            if grant is not None:
+            if grant is None:
+                walk.leave_bucket()
+            else:
                 grants.append(grant)
-                continue
-            full.add((key, pinned))
-            if action.environment is None or not free.could_fit(action.cls):
-                # Loose actions of a class are alike: where one fits nowhere, none does.
-                hopeful.discard(key)
+                walk.advance()
         return Plan(grants=tuple(grants))
 
     def environment_holds(self, amounts: Amounts) -> dict[str, int]:
@@ -118,13 +94,12 @@ class FreeAmounts:
     placed: dict[UUID, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pools: Iterable[Pool]) -> "FreeAmounts":
-        by_node = {pool.node: pool for pool in pools}
+    def of(cls, pools: Mapping[int, Pool]) -> "FreeAmounts":
         return cls(
-            pools=by_node,
-            free={node: dict(pool.free) for node, pool in by_node.items()},
-            devices={node: sorted(pool.free_devices) for node, pool in by_node.items()},
-            environments={node: pool.environments for node, pool in by_node.items()},
+            pools=pools,
+            free={node: dict(pool.free) for node, pool in pools.items()},
+            devices={node: sorted(pool.free_devices) for node, pool in pools.items()},
+            environments={node: pool.environments for node, pool in pools.items()},
         )
 
     def node_of(self, action: Waiting) -> int | None:
@@ -132,11 +107,6 @@ class FreeAmounts:
         if action.environment is None:
             return None
         return self.placed.get(action.environment.id, action.environment.node)
-
-    def could_fit(self, cls: ActionClass) -> bool:
-        """Whether any pool still has what even an action in a living environment needs."""
-        needed = action_part(cls.demand.minimum)
-        return any(pool.serving and self._fits(node, cls, needed) for node, pool in self.pools.items())
 
     def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
         pinned = self.node_of(action)

@@ -5,11 +5,10 @@ sized, pods so small that all trajectories fit, and overcommitted pods, all admi
 """
 
 from dataclasses import dataclass
-from heapq import merge
 
 from arl_core.model import Amounts, Grant, Plan, Pod, Shape, Waiting, action_part, environment_part
-from arl_core.plan import FreeAmounts, Snapshot
-from arl_core.waiting import arrival_order
+from arl_core.plan import FreeAmounts
+from arl_core.snapshot import Snapshot
 
 __all__ = ["StaticPods"]
 
@@ -38,7 +37,7 @@ class StaticPods:
         pods = dict(snapshot.pods)
         grants: list[Grant] = []
         full: set[tuple[int, bool]] = set()
-        for action in merge(*snapshot.queues, key=arrival_order):
+        for action in snapshot.waiting.in_order():
             on_cores = action.cls.shape is Shape.DIVISIBLE
             pod = pods.get(action.trajectory) if on_cores and action.trajectory is not None else None
             if (pod is not None and pod.busy) or (pod is None and _alike(action) in full):

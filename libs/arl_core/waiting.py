@@ -1,96 +1,197 @@
-"""Waiting actions by class, in an order that a round can walk without changing it."""
+"""Waiting actions in buckets of what is alike, in an order that a round can walk without changing it."""
 
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.model import ActionClass, Waiting
 
-__all__ = ["SENIORITY_S", "ClassQueue", "WaitingIndex", "arrival_order"]
-
-Order = tuple[int, float, UUID]
+__all__ = ["SENIORITY_S", "Bucket", "BucketKey", "WaitingIndex", "Walk", "arrival_order", "came"]
 
 SENIORITY_S = 60.0
 """How much earlier, at most, an action counts as submitted because its trajectory began earlier."""
 
 
-def arrival_order(action: Waiting) -> Order:
-    """Higher priority first, then whose trajectory began first; ties by id, so that a round is deterministic.
+def came(action: Waiting) -> float:
+    """When it counts as submitted: as its trajectory began, but at most `SENIORITY_S` before it was submitted.
 
     A trajectory waits for each of its actions before the next, so the mean action completion time is the mean time
     that trajectories take beside thinking: they should end one after another, not all at the end. An action is
     overtaken only by those submitted less than `SENIORITY_S` later, so none starves.
     """
-    came = action.submitted
-    if action.began is not None:
-        came = max(action.began, came - SENIORITY_S)
-    return (-action.priority, came, action.id)
+    if action.began is None:
+        return action.submitted
+    return max(action.began, action.submitted - SENIORITY_S)
 
 
-class ClassQueue:
-    """The waiting actions of one class. Add and discard cost O(log n); walking k of them O(k log k)."""
+def arrival_order(action: Waiting) -> tuple[int, float, UUID]:
+    """Higher priority first, then who came first; ties by id, so that a round is deterministic."""
+    return (-action.priority, came(action), action.id)
 
-    def __init__(self, cls: ActionClass) -> None:
+
+class BucketKey(NamedTuple):
+    """What is alike waits together: where one of a bucket fits nowhere, none does."""
+
+    cls: int
+    priority: int
+    node: int | None
+    """Where its environment lives."""
+    makes_environment: bool
+
+
+class Bucket:
+    """Actions of one class and priority that may start on the same nodes, in the order in which they came.
+
+    Add and discard cost O(log n); walking k of them O(k log k).
+    """
+
+    def __init__(self, cls: ActionClass, key: BucketKey) -> None:
         self.cls = cls
-        self._live: dict[UUID, tuple[Waiting, int]] = {}
-        self._heap: list[tuple[Order, int]] = []
+        self.key = key
+        self._live: dict[UUID, int] = {}
+        self._heap: list[tuple[float, UUID, int, Waiting]] = []
         self._additions = 0
 
     def __len__(self) -> int:
         return len(self._live)
 
     def __iter__(self) -> Iterator[Waiting]:
-        """In arrival order. The queue must not change while it is walked."""
-        frontier = [(self._heap[0], 0)] if self._heap else []
+        """The bucket must not change while it is walked."""
+        return (entry[3] for entry in self.entries())
+
+    def entries(self) -> Iterator[tuple[float, UUID, int, Waiting]]:
+        """With when each came."""
+        heap, live = self._heap, self._live
+        frontier = [(heap[0], 0)] if heap else []
         while frontier:
-            ((_, _, action_id), addition), at = heappop(frontier)
+            entry, at = heappop(frontier)
             for child in (2 * at + 1, 2 * at + 2):
-                if child < len(self._heap):
-                    heappush(frontier, (self._heap[child], child))
-            action, latest = self._live.get(action_id, (None, -1))
-            # An action that left and came back has an older entry of the same order.
-            if action is not None and latest == addition:
-                yield action
+                if child < len(heap):
+                    heappush(frontier, (heap[child], child))
+            # An action that left and came back has an older entry at the same place.
+            if live.get(entry[1]) == entry[2]:
+                yield entry
 
     def add(self, action: Waiting) -> None:
         self._additions += 1
-        self._live[action.id] = (action, self._additions)
-        heappush(self._heap, (arrival_order(action), self._additions))
+        self._live[action.id] = self._additions
+        heappush(self._heap, (came(action), action.id, self._additions, action))
 
     def discard(self, action_id: UUID) -> None:
         self._live.pop(action_id, None)
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._live):
-            self._heap = [(arrival_order(action), addition) for action, addition in self._live.values()]
+        heap, live = self._heap, self._live
+        while heap and live.get(heap[0][1]) != heap[0][2]:
+            heappop(heap)
+        if len(heap) > 64 and len(heap) > 2 * len(live):
+            self._heap = [entry for entry in heap if live.get(entry[1]) == entry[2]]
             heapify(self._heap)
 
 
+def _as_it_came(bucket: Bucket) -> float:
+    return 0.0
+
+
+class Walk:
+    """The actions of some buckets, one by one: higher priority first, then by when they came plus their bucket's lead.
+
+    Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n).
+    """
+
+    def __init__(self, buckets: Iterable[Bucket], *, lead_s: Callable[[Bucket], float] = _as_it_came) -> None:
+        self._heads: list[tuple[int, float, UUID, int]] = []
+        self._entries: list[Iterator[tuple[float, UUID, int, Waiting]]] = []
+        self._leads: list[float] = []
+        self._actions: list[Waiting] = []
+        self._buckets: list[Bucket] = []
+        for bucket in buckets:
+            entries = bucket.entries()
+            first = next(entries, None)
+            if first is None:
+                continue
+            at, lead = len(self._entries), lead_s(bucket)
+            self._entries.append(entries)
+            self._leads.append(lead)
+            self._actions.append(first[3])
+            self._buckets.append(bucket)
+            self._heads.append((-bucket.key.priority, first[0] + lead, first[1], at))
+        heapify(self._heads)
+
+    @property
+    def head(self) -> Waiting | None:
+        """Whose turn it is; None at the end."""
+        return self._actions[self._heads[0][3]] if self._heads else None
+
+    @property
+    def bucket(self) -> Bucket:
+        """Of the head."""
+        return self._buckets[self._heads[0][3]]
+
+    def advance(self) -> None:
+        """To the next action."""
+        priority, _, _, at = self._heads[0]
+        following = next(self._entries[at], None)
+        if following is None:
+            heappop(self._heads)
+        else:
+            self._actions[at] = following[3]
+            heapreplace(self._heads, (priority, following[0] + self._leads[at], following[1], at))
+
+    def leave_bucket(self) -> None:
+        """Nothing more of the head's bucket in this walk."""
+        heappop(self._heads)
+
+
 class WaitingIndex:
-    """All waiting actions. Each id is in at most one class queue."""
+    """All waiting actions. Each id is in at most one bucket."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, ClassQueue] = {}
-        self._class_of: dict[UUID, int] = {}
+        self._nodes: dict[int | None, dict[BucketKey, Bucket]] = {}
+        self._bucket_of: dict[UUID, Bucket] = {}
 
     def __len__(self) -> int:
-        return len(self._class_of)
+        return len(self._bucket_of)
 
     def __contains__(self, action_id: UUID) -> bool:
-        return action_id in self._class_of
+        return action_id in self._bucket_of
 
-    def queues(self) -> Iterator[ClassQueue]:
-        return iter(self._queues.values())
+    def nodes(self) -> Iterator[int | None]:
+        """On which some wait to start, as their environments live there; None if some may go anywhere."""
+        return iter(self._nodes)
+
+    def on(self, node: int | None) -> Iterator[Bucket]:
+        """Of the actions that can only start there; of None, of those whose node is not chosen yet."""
+        return iter(self._nodes.get(node, {}).values())
+
+    def buckets(self) -> Iterator[Bucket]:
+        return (bucket for buckets in self._nodes.values() for bucket in buckets.values())
+
+    def in_order(self) -> Iterator[Waiting]:
+        """All, by `arrival_order`. Nothing may change meanwhile."""
+        walk = Walk(self.buckets())
+        while (action := walk.head) is not None:
+            yield action
+            walk.advance()
 
     def add(self, action: Waiting) -> None:
         self.discard(action.id)
-        queue = self._queues.setdefault(action.cls.key, ClassQueue(action.cls))
-        queue.add(action)
-        self._class_of[action.id] = action.cls.key
+        environment = action.environment
+        node = environment.node if environment is not None else None
+        key = BucketKey(action.cls.key, action.priority, node, environment is not None and node is None)
+        buckets = self._nodes.setdefault(node, {})
+        bucket = buckets.get(key)
+        if bucket is None:
+            bucket = buckets[key] = Bucket(action.cls, key)
+        bucket.add(action)
+        self._bucket_of[action.id] = bucket
 
     def discard(self, action_id: UUID) -> None:
-        key = self._class_of.pop(action_id, None)
-        if key is None:
+        bucket = self._bucket_of.pop(action_id, None)
+        if bucket is None:
             return
-        queue = self._queues[key]
-        queue.discard(action_id)
-        if not queue:
-            del self._queues[key]
+        bucket.discard(action_id)
+        if not bucket:
+            node = bucket.key.node
+            del self._nodes[node][bucket.key]
+            if not self._nodes[node]:
+                del self._nodes[node]

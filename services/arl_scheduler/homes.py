@@ -43,6 +43,7 @@ class Hold:
     node: int
     amounts: Amounts
     home: Name | None
+    task: int
     granted: float
     started: float | None
     pod: Name | None = None
@@ -54,6 +55,8 @@ class Hold:
             cls=self.cls,
             node=self.node,
             amounts=self.amounts,
+            task=self.task,
             granted=self.granted,
             started=self.started,
+            since=self.started or self.granted,
         )

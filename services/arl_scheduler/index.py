@@ -19,9 +19,11 @@ from arl_core.model import (
     Environment,
     Grant,
     Pod,
+    Running,
     Waiting,
 )
-from arl_core.plan import FirstComeFirstServed, Policy, Snapshot
+from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.homes import Hold, Home, Name
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
@@ -43,6 +45,7 @@ class Index:
         self._home_of: dict[UUID, Name] = {}
         self._homes: dict[Name, Home] = {}
         self._holds: dict[UUID, Hold] = {}
+        self._running: dict[int, dict[UUID, Running]] = {}
         self._classes: dict[int, ActionClass] = {}
         self._deadlines: list[tuple[float, UUID]] = []
         self._living: Counter[int | None] | None = None
@@ -94,7 +97,7 @@ class Index:
             action = self._queued[grant.fence.action_id]
             name = self._home_of.get(grant.fence.action_id)
             pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
-            self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, now, None, pod))
+            self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -151,23 +154,23 @@ class Index:
                 self._promote(home)
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
-        """What a round may look at; the queues are the index's own and stay as they are during the round."""
+        """What a round may look at: most of it is this index's own."""
         if self._living is None:
             self._living = Counter(home.node for home in self._homes.values() if not home.gone)
         homes = self._living
         return Snapshot(
             now=now,
-            queues=tuple(self._waiting.queues()),
-            running=tuple(hold.running() for hold in self._holds.values()),
-            pools=tuple(
-                pool_of(
+            waiting=self._waiting,
+            running=self._running,
+            pools={
+                node.id: pool_of(
                     node,
                     free=self._ledger.free(node.id),
                     alive=now - max(node.last_sign, watching_since) <= silent_after_s,
                     homes=homes[node.id],
                 )
                 for node in self.nodes.values()
-            ),
+            },
             pods=self._pods() if self._policy.has_pods else {},
         )
 
@@ -289,6 +292,7 @@ class Index:
     def _hold(self, hold: Hold) -> None:
         action_id = hold.fence.action_id
         self._holds[action_id] = hold
+        self._running.setdefault(hold.node, {})[action_id] = hold.running()
         at_home, in_pod = hold.home is not None, hold.pod is not None
         held = self._policy.action_holds(hold.amounts, at_home=at_home, in_pod=in_pod)
         self._ledger.take(action_id, hold.node, held)
@@ -306,6 +310,7 @@ class Index:
 
     def _release(self, action_id: UUID) -> None:
         hold = self._holds.pop(action_id)
+        del self._running[hold.node][action_id]
         self._released.append(action_id)
         self._ledger.release(action_id)
         if hold.pod is not None:
@@ -343,7 +348,7 @@ class Index:
         cls = self._classes.get(row.class_key)
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
         pod = self._pod_for(trajectory, row.amounts) if name is None else None
-        self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.granted, row.started, pod))
+        self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.queue_id, row.granted, row.started, pod))
 
     def _learn_environment(self, row: EnvironmentRow) -> None:
         name = (row.queue_id, row.trajectory)

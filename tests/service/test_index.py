@@ -44,7 +44,7 @@ def a_round(index: Index) -> tuple[Grant, ...]:
 
 def free(index: Index, node: int = 1) -> Amounts:
     snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
-    return next(pool.free for pool in snapshot.pools if pool.node == node)
+    return snapshot.pools[node].free
 
 
 def ids(grants: tuple[Grant, ...]) -> list[int]:
@@ -376,11 +376,11 @@ class LeaderAndRows(RuleBasedStateMachine):
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
         candidates = {
             action.id: (action.grant_no, action.environment and self.known(action.environment))
-            for queue in snapshot.queues
-            for action in queue
+            for action in snapshot.waiting.in_order()
         }
-        held = {running.fence: (running.node, dict(running.amounts)) for running in snapshot.running}
-        return index.waiting, candidates, held, [dict(pool.free) for pool in snapshot.pools]
+        running = [each for on_node in snapshot.running.values() for each in on_node.values()]
+        held = {each.fence: (each.node, dict(each.amounts)) for each in running}
+        return index.waiting, candidates, held, [dict(pool.free) for pool in snapshot.pools.values()]
 
     def known(self, environment: Environment) -> tuple[UUID | None, int | None]:
         """What nobody has made yet has no name that counts."""

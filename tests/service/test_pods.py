@@ -37,7 +37,7 @@ def a_round(index: Index, policy: StaticPods) -> tuple[Grant, ...]:
 
 
 def free(index: Index) -> Amounts:
-    return index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).pools[0].free
+    return index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).pools[1].free
 
 
 def ids(grants: tuple[Grant, ...]) -> list[int]:

@@ -7,8 +7,8 @@ from uuid import UUID
 from arl_core.elasticity import Amdahl
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
-from arl_core.plan import Snapshot
 from arl_core.reclaim import HeldRow, NodeLease
+from arl_core.snapshot import Snapshot
 from arl_core.states import State
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult
@@ -91,7 +91,10 @@ def a_snapshot(
     index = WaitingIndex()
     for action in queued:
         index.add(action)
-    return Snapshot(now=1000.0, queues=tuple(index.queues()), pools=tuple(pools), running=tuple(running))
+    on_nodes: dict[int, dict[UUID, Running]] = {}
+    for each in running:
+        on_nodes.setdefault(each.node, {})[each.fence.action_id] = each
+    return Snapshot(now=1000.0, waiting=index, pools={pool.node: pool for pool in pools}, running=on_nodes)
 
 
 def a_lease(node: int = 1, *, epoch: UUID = EPOCH, silent_s: float = 0.0, drained: bool = False) -> NodeLease:

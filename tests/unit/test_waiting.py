@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.waiting import ClassQueue, WaitingIndex, arrival_order
+from arl_core.model import ActionClass, Environment
+from arl_core.waiting import Bucket, BucketKey, WaitingIndex, Walk, arrival_order
 from support.builders import a_class, an_action, numbered
 
 actions = st.lists(
@@ -9,47 +10,94 @@ actions = st.lists(
 )
 
 
+def a_bucket(cls: ActionClass) -> Bucket:
+    return Bucket(cls, BucketKey(cls.key, 0, None, makes_environment=False))
+
+
 @given(actions, st.sets(st.integers(1, 10_000)))
-def test_a_queue_is_walked_in_arrival_order_without_what_was_discarded(
+def test_what_waits_is_walked_in_arrival_order_without_what_was_discarded(
     entries: list[tuple[int, int, float]], gone: set[int]
 ) -> None:
-    cls = a_class()
-    queue = ClassQueue(cls)
+    classes = [a_class(key) for key in range(3)]
+    index = WaitingIndex()
     for number, priority, submitted in entries:
-        queue.add(an_action(number, cls=cls, priority=priority, submitted=submitted))
+        index.add(an_action(number, cls=classes[number % 3], priority=priority, submitted=submitted))
     for number in gone:
-        queue.discard(numbered(number))
+        index.discard(numbered(number))
     kept = [
-        an_action(number, cls=cls, priority=priority, submitted=submitted)
+        an_action(number, cls=classes[number % 3], priority=priority, submitted=submitted)
         for number, priority, submitted in entries
         if number not in gone
     ]
-    assert list(queue) == sorted(kept, key=arrival_order)
-    assert list(queue) == sorted(kept, key=arrival_order), "walking changes nothing"
-    assert len(queue) == len(kept)
+    assert list(index.in_order()) == sorted(kept, key=arrival_order)
+    assert list(index.in_order()) == sorted(kept, key=arrival_order), "walking changes nothing"
+    assert len(index) == len(kept) == sum(len(bucket) for bucket in index.buckets())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=30), st.lists(st.integers(0, 50), min_size=4)
+)
+def test_a_lead_puts_a_bucket_behind_those_that_come_up_to_so_much_later(
+    entries: list[tuple[int, int]], leads: list[int]
+) -> None:
+    index = WaitingIndex()
+    for number, (key, submitted) in enumerate(entries, 1):
+        index.add(an_action(number, cls=a_class(key), submitted=submitted))
+    walk = Walk(index.buckets(), lead_s=lambda bucket: leads[bucket.cls.key])
+    walked = []
+    while walk.head is not None:
+        walked.append(walk.head)
+        walk.advance()
+    assert walked == sorted(walked, key=lambda action: (action.submitted + leads[action.cls.key], action.id))
+    assert len(walked) == len(entries)
+
+
+def test_a_bucket_that_is_left_is_not_met_again_in_a_walk() -> None:
+    index = WaitingIndex()
+    for number in range(1, 7):
+        index.add(an_action(number, cls=a_class(number % 2)))
+    walk = Walk(index.buckets())
+    walk.leave_bucket()
+    assert walk.head is not None
+    assert walk.head.id == numbered(2)
+    assert walk.bucket.cls.key == 0
+
+
+def test_those_who_can_only_start_on_one_node_wait_apart() -> None:
+    index = WaitingIndex()
+    home = Environment(id=numbered(100), node=2)
+    index.add(an_action(1, environment=home))
+    index.add(an_action(2))
+    assert [[action.id for bucket in index.on(node) for action in bucket] for node in (2, None)] == [
+        [numbered(1)],
+        [numbered(2)],
+    ]
+    index.discard(numbered(1))
+    assert list(index.nodes()) == [None]
 
 
 def test_many_discards_do_not_keep_the_memory() -> None:
     cls = a_class()
-    queue = ClassQueue(cls)
+    bucket = a_bucket(cls)
     for number in range(1, 1001):
-        queue.add(an_action(number, cls=cls))
-        queue.discard(numbered(number))
-    assert len(queue._heap) < 200
+        bucket.add(an_action(number, cls=cls))
+        bucket.discard(numbered(number))
+    assert len(bucket._heap) < 200
 
 
 def test_adding_an_action_again_replaces_it() -> None:
     index = WaitingIndex()
     index.add(an_action(1, cls=a_class(1)))
     index.add(an_action(1, cls=a_class(2)))
-    assert [queue.cls.key for queue in index.queues()] == [2]
+    assert [bucket.cls.key for bucket in index.buckets()] == [2]
     assert len(index) == 1
 
 
 def test_an_action_that_comes_back_is_walked_once() -> None:
     cls = a_class()
-    queue = ClassQueue(cls)
-    queue.add(an_action(1, cls=cls))
-    queue.discard(numbered(1))
-    queue.add(an_action(1, cls=cls))
-    assert [action.id for action in queue] == [numbered(1)]
+    bucket = a_bucket(cls)
+    bucket.add(an_action(1, cls=cls))
+    bucket.add(an_action(2, cls=cls))
+    bucket.discard(numbered(2))
+    bucket.add(an_action(2, cls=cls))
+    assert [action.id for action in bucket] == [numbered(1), numbered(2)]
