@@ -157,6 +157,8 @@ class Running:
     """When its amounts last changed: when it was granted, at first."""
     left: float = 1.0
     """The part of its work that was left then, as far as estimates tell."""
+    changing_to: Amounts | None = None
+    """What it will have once a resize that is under way is confirmed; until then it holds the larger of both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ sized, pods so small that all trajectories fit, and overcommitted pods, all admi
 
 from dataclasses import dataclass
 
+from arl_core.free import FreeAmounts
 from arl_core.model import Amounts, Grant, Plan, Pod, Shape, Waiting, action_part, environment_part
-from arl_core.plan import FreeAmounts
 from arl_core.snapshot import Snapshot
 
 __all__ = ["StaticPods"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
+from arl_core.fairness import Shares
 from arl_core.model import ActionClass, Pod, Pool, Running, TrajectoryName
 from arl_core.waiting import WaitingIndex
 
@@ -45,3 +46,4 @@ class Snapshot:
     pods: Mapping[TrajectoryName, Pod] = field(default_factory=dict)
     """Of the living trajectories, where a policy gives them pods."""
     estimates: Durations = field(default_factory=AsDeclared)
+    shares: Shares = field(default_factory=Shares)

@@ -34,6 +34,7 @@ class BucketKey(NamedTuple):
     """What is alike waits together: where one of a bucket fits nowhere, none does."""
 
     cls: int
+    task: int
     priority: int
     node: int | None
     """Where its environment lives."""
@@ -127,6 +128,11 @@ class Walk:
         """Of the head."""
         return self._buckets[self._heads[0][3]]
 
+    @property
+    def rank(self) -> float:
+        """When the head came plus its bucket's lead."""
+        return self._heads[0][1]
+
     def advance(self) -> None:
         """To the next action."""
         priority, _, _, at = self._heads[0]
@@ -177,7 +183,7 @@ class WaitingIndex:
         self.discard(action.id)
         environment = action.environment
         node = environment.node if environment is not None else None
-        key = BucketKey(action.cls.key, action.priority, node, environment is not None and node is None)
+        key = BucketKey(action.cls.key, action.task, action.priority, node, environment is not None and node is None)
         buckets = self._nodes.setdefault(node, {})
         bucket = buckets.get(key)
         if bucket is None:

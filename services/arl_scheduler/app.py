@@ -30,7 +30,7 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="scheduler")
     metrics = metrics_of("scheduler", store)
-    policy = policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli)
+    policy = policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli, limit=settings.round_limit)
     exporter = None
     if otlp is not None and otlp.url is not None:
         collector = Collector(otlp, service="tangram", version=VERSION)

@@ -11,7 +11,7 @@ actions = st.lists(
 
 
 def a_bucket(cls: ActionClass) -> Bucket:
-    return Bucket(cls, BucketKey(cls.key, 0, None, makes_environment=False))
+    return Bucket(cls, BucketKey(cls.key, 1, 0, None, makes_environment=False))
 
 
 @given(actions, st.sets(st.integers(1, 10_000)))

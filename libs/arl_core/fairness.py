@@ -1,0 +1,144 @@
+"""Weighted fair shares: of projects, and of the tasks inside each.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996) over dominant shares (Ghodsi et al., DRF, 2011): whoever is granted
+something pays for it in virtual time, and whoever has paid least goes first. Idle tasks save nothing up.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from uuid import UUID
+
+from arl_core.model import Amounts, Pool, Waiting
+from arl_core.waiting import Bucket, Walk
+
+__all__ = ["FairWalk", "QueueWeight", "Shares", "dominant_share", "total_amounts"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWeight:
+    """Of a task inside its project, and of the project among all."""
+
+    project: int
+    weight: float = 1.0
+    project_weight: float = 1.0
+
+
+def total_amounts(pools: Iterable[Pool]) -> dict[str, int]:
+    """Of all nodes together."""
+    total: dict[str, int] = {}
+    for pool in pools:
+        for resource, amount in pool.capacity.items():
+            total[resource] = total.get(resource, 0) + amount
+    return total
+
+
+def dominant_share(amounts: Amounts, total: Amounts) -> float:
+    """The largest part, of any one resource, that these amounts are of the whole; 0..1."""
+    return max((amount / total[name] for name, amount in amounts.items() if amount and total.get(name)), default=0.0)
+
+
+class Shares:
+    """What each task has had, in seconds of the whole cell, over its weight. Only differences mean anything."""
+
+    def __init__(self) -> None:
+        self._virtual: dict[int, float] = {}
+        self._active: dict[int, int] = {}
+        self._weights: Mapping[int, QueueWeight] = {}
+        self._siblings: dict[int, float] = {}
+
+    def weigh(self, weights: Mapping[int, QueueWeight]) -> None:
+        """From now on; what was charged stays. Tasks that are not named are projects of their own, of weight 1."""
+        self._weights = weights
+        self._siblings = {}
+        for task in self._active:
+            self._count(task, +1)
+
+    def begin(self, task: int) -> None:
+        """One more action of it waits or runs. Whoever was idle starts level with who has had least."""
+        if task not in self._active:
+            floor = min((self._virtual[other] for other in self._active), default=0.0)
+            self._virtual[task] = max(self._virtual.get(task, floor), floor)
+            self._count(task, +1)
+        self._active[task] = self._active.get(task, 0) + 1
+
+    def end(self, task: int) -> None:
+        """One action less."""
+        self._active[task] -= 1
+        if not self._active[task]:
+            del self._active[task]
+            self._count(task, -1)
+            if not self._active:
+                self._virtual.clear()
+
+    def charge(self, task: int, share_s: float) -> None:
+        """Seconds of the whole cell; below 0 gives back what was charged too much."""
+        self._virtual[task] = self._virtual.get(task, 0.0) + self.cost(task, share_s)
+
+    def cost(self, task: int, share_s: float) -> float:
+        """What this would be charged with."""
+        return share_s / self.part(task)
+
+    def virtual_s(self, task: int) -> float:
+        return self._virtual.get(task, 0.0)
+
+    def part(self, task: int) -> float:
+        """Its weight among all, as long as just the tasks that are active now share what their projects get."""
+        weight = self._weights.get(task)
+        if weight is None:
+            return 1.0
+        return weight.project_weight * weight.weight / max(self._siblings.get(weight.project, 0.0), weight.weight)
+
+    def _count(self, task: int, sign: int) -> None:
+        if (weight := self._weights.get(task)) is not None:
+            self._siblings[weight.project] = self._siblings.get(weight.project, 0.0) + sign * weight.weight
+
+
+class FairWalk:
+    """The actions of all tasks, one by one, the order changing as tasks are charged.
+
+    Inside a task: `Walk`. Between tasks: whose head came first, a task's virtual time counting `strictness` times.
+    What separates any two tasks for longer than that is their weights alone.
+    """
+
+    def __init__(self, walks: Mapping[int, Walk], shares: Shares, *, strictness: float) -> None:
+        self._walks = walks
+        self._shares = shares
+        self._strictness = strictness
+        self._debts = {task: strictness * shares.virtual_s(task) for task in walks}
+        self._order: list[tuple[float, UUID, int]] = []
+        for task in walks:
+            self._enter(task)
+
+    @property
+    def head(self) -> Waiting | None:
+        return self._walks[self._order[0][2]].head if self._order else None
+
+    @property
+    def bucket(self) -> Bucket:
+        """Of the head."""
+        return self._walks[self._order[0][2]].bucket
+
+    def advance(self, share_s: float) -> None:
+        """The head was granted something that takes so many seconds of the whole cell."""
+        task = heappop(self._order)[2]
+        self._walks[task].advance()
+        self._debts[task] += self._strictness * self._shares.cost(task, share_s)
+        self._enter(task)
+
+    def leave_bucket(self) -> None:
+        """Nothing more of the head's bucket in this walk."""
+        task = heappop(self._order)[2]
+        self._walks[task].leave_bucket()
+        self._enter(task)
+
+    def pass_by(self) -> None:
+        """The head stays where it is; its bucket goes on."""
+        task = heappop(self._order)[2]
+        self._walks[task].advance()
+        self._enter(task)
+
+    def _enter(self, task: int) -> None:
+        walk = self._walks[task]
+        if (head := walk.head) is not None:
+            heappush(self._order, (walk.rank + self._debts[task], head.id, task))

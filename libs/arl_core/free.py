@@ -1,0 +1,180 @@
+"""What is left of each pool while a round spends it, and where the next action goes."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_core.ledger import fits
+from arl_core.model import ActionClass, Amounts, Grant, Pool, Shape, Waiting, action_part, environment_part
+
+__all__ = ["ENVIRONMENT_HEADROOM", "FreeAmounts"]
+
+ENVIRONMENT_HEADROOM = 8
+"""New environments leave one part in so many of a node's memory and disk to actions outside of them."""
+
+_CORES = "cpu_milli"
+_Entry = TypeVar("_Entry", tuple[int, int], tuple[int, int, int])
+
+
+@dataclass(slots=True)
+class FreeAmounts:
+    """Choosing a node costs O(log n) unless many that have the cores lack something else."""
+
+    pools: Mapping[int, Pool]
+    free: dict[int, dict[str, int]]
+    devices: dict[int, list[int]]
+    environments: dict[int, int]
+    placed: dict[UUID, int] = field(default_factory=dict)
+    _by_cores: list[tuple[int, int]] | None = None
+    """Free cores and node, of those that take something new."""
+    _by_homes: list[tuple[int, int, int]] | None = None
+    """Where new environments go first, first."""
+
+    @classmethod
+    def of(cls, pools: Mapping[int, Pool]) -> "FreeAmounts":
+        return cls(
+            pools=pools,
+            free={node: dict(pool.free) for node, pool in pools.items()},
+            devices={node: sorted(pool.free_devices) for node, pool in pools.items() if pool.free_devices},
+            environments={node: pool.environments for node, pool in pools.items()},
+        )
+
+    def node_of(self, action: Waiting) -> int | None:
+        """The node an action is pinned to by its environment, also one placed earlier in this round."""
+        if action.environment is None:
+            return None
+        return self.placed.get(action.environment.id, action.environment.node)
+
+    def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
+        """Grant `amounts` where its environment lives, or on any node that has them."""
+        pinned = self.node_of(action)
+        return self.place(action, amounts, needed=_needed(amounts, pinned), pinned=pinned)
+
+    def take_on(self, node: int, action: Waiting, amounts: Amounts) -> Grant | None:
+        """Grant `amounts` on a node that `node_for` or `widest_for` said."""
+        pinned = self.node_of(action)
+        needed = _needed(amounts, pinned)
+        return self._grant(node, action, amounts, needed, pinned) if self._fits(node, action.cls, needed) else None
+
+    def place(self, action: Waiting, amounts: Amounts, *, needed: Amounts, pinned: int | None) -> Grant | None:
+        """Grant `amounts`, of which `needed` are not held yet; on the node `pinned`, or on any that has them."""
+        node = self._choose(action, needed, pinned)
+        return None if node is None else self._grant(node, action, amounts, needed, pinned)
+
+    def node_for(self, action: Waiting, amounts: Amounts) -> int | None:
+        """Where `take` would grant these amounts."""
+        pinned = self.node_of(action)
+        return self._choose(action, _needed(amounts, pinned), pinned)
+
+    def widest_for(self, action: Waiting, amounts: Amounts) -> int | None:
+        """Of the nodes where these amounts fit, one with most cores."""
+        pinned = self.node_of(action)
+        if pinned is not None or action.environment is not None:
+            return self.node_for(action, amounts)
+        fitting = (node for _, node in reversed(self._levels()) if self._fits(node, action.cls, amounts))
+        return next(fitting, None)
+
+    def _choose(self, action: Waiting, needed: Amounts, pinned: int | None) -> int | None:
+        if pinned is not None:
+            pool = self.pools.get(pinned)
+            return pinned if pool is not None and pool.serving and self._fits(pinned, action.cls, needed) else None
+        if action.environment is not None:
+            nodes: Iterator[int] = (node for _, _, node in self._homes() if self._leaves_headroom(node, needed))
+        else:
+            levels = self._levels()
+            enough = bisect_left(levels, (needed.get(_CORES, 0), -1))
+            nodes = (levels[at][1] for at in range(enough, len(levels)))
+        return next((node for node in nodes if self._fits(node, action.cls, needed)), None)
+
+    def _grant(self, node: int, action: Waiting, amounts: Amounts, needed: Amounts, pinned: int | None) -> Grant:
+        devices = self._take_devices(node, needed.get("gpu", 0)) if action.cls.shape is Shape.GROUP else ()
+        environment = action.environment
+        is_new_home = environment is not None and pinned is None
+        self._spend(node, needed, homes=int(is_new_home))
+        if environment is not None and is_new_home:
+            self.placed[environment.id] = node
+        return Grant(
+            fence=Fence(action.id, action.grant_no + 1),
+            node=node,
+            amounts=dict(amounts),
+            environment=environment.id if environment is not None else None,
+            devices=devices,
+        )
+
+    def _spend(self, node: int, needed: Amounts, *, homes: int) -> None:
+        free = self.free[node]
+        level, place = (free.get(_CORES, 0), node), self._place_for_homes(node)
+        for resource, amount in needed.items():
+            free[resource] -= amount
+        self.environments[node] += homes
+        if self._by_cores is not None:
+            _move(self._by_cores, level, (free.get(_CORES, 0), node))
+        if self._by_homes is not None:
+            _move(self._by_homes, place, self._place_for_homes(node))
+
+    def _levels(self) -> list[tuple[int, int]]:
+        if self._by_cores is None:
+            self._by_cores = sorted((self.free[node].get(_CORES, 0), node) for node in self._open())
+        return self._by_cores
+
+    def _homes(self) -> list[tuple[int, int, int]]:
+        if self._by_homes is None:
+            self._by_homes = sorted(map(self._place_for_homes, self._open()))
+        return self._by_homes
+
+    def _open(self) -> Iterable[int]:
+        return (node for node, pool in self.pools.items() if pool.accepting and pool.serving)
+
+    def _place_for_homes(self, node: int) -> tuple[int, int, int]:
+        return (self.environments[node], -self.free[node].get("memory_mib", 0), node)
+
+    def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
+        pool = self.pools[node]
+        if pool.shape is not cls.shape or not cls.requires <= pool.enforces or not fits(needed, self.free[node]):
+            return False
+        return pool.shape is not Shape.GROUP or _aligned_group(self._devices(node), needed.get("gpu", 0)) is not None
+
+    def _leaves_headroom(self, node: int, needed: Amounts) -> bool:
+        """Environments hold their memory while their trajectories wait for other actions, scoring for instance.
+
+        Were all memory theirs, those actions could never start and no environment would ever end.
+        """
+        if not self.environments[node]:
+            return True
+        free, capacity = self.free[node], self.pools[node].capacity
+        return all(
+            free.get(resource, 0) - amount >= capacity.get(resource, 0) // ENVIRONMENT_HEADROOM
+            for resource, amount in environment_part(needed).items()
+        )
+
+    def _devices(self, node: int) -> list[int]:
+        return self.devices.get(node, [])
+
+    def _take_devices(self, node: int, count: int) -> tuple[int, ...]:
+        group = _aligned_group(self._devices(node), count) or ()
+        self.devices[node] = [device for device in self._devices(node) if device not in group]
+        return group
+
+
+def _needed(amounts: Amounts, pinned: int | None) -> Amounts:
+    return amounts if pinned is None else action_part(amounts)
+
+
+def _move(entries: list[_Entry], old: _Entry, new: _Entry) -> None:
+    at = bisect_left(entries, old)
+    if at < len(entries) and entries[at] == old:
+        del entries[at]
+        insort(entries, new)
+
+
+def _aligned_group(devices: Iterable[int], count: int) -> tuple[int, ...] | None:
+    """The first `count` free devices that start at a multiple of `count`; groups stay whole after release."""
+    present = set(devices)
+    for start in sorted(device for device in present if count and device % count == 0):
+        group = tuple(range(start, start + count))
+        if present.issuperset(group):
+            return group
+    return None

@@ -1,0 +1,160 @@
+"""SPAR: shortest priced area first. The policy that this project is for.
+
+Order: when an action came, plus a lead that grows with its area (units x seconds at its smallest width) up to a limit;
+so short ones pass long ones, and nothing is ever overtaken by what came later than that limit. Width: own time against
+the time that the units would save those who wait. Between tasks: weighted fair shares.
+"""
+
+from dataclasses import dataclass, field
+
+from arl_core.fairness import FairWalk, dominant_share
+from arl_core.free import FreeAmounts
+from arl_core.load import Loads, NodeLoad
+from arl_core.model import Amounts, Grant, Plan, Resizable, Waiting, action_part, environment_part
+from arl_core.snapshot import Snapshot
+from arl_core.waiting import Bucket, Walk, came
+from arl_core.widening import Widening
+from arl_core.widths import Width, area_s, best_width, main_resource, units_of
+
+__all__ = ["Spar", "SparConstants"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparConstants:
+    """Found by simulation (README, Decisions); results are flat around them."""
+
+    lead_limit_s: float = 300.0
+    """Nothing is overtaken, inside its task and priority, by what came so much later."""
+    lead_per_unit_s: float = 10.0
+    """How far behind others an action goes for each unit-second of its own."""
+    price_factor: float = 2.0
+    """What a unit-second costs, in seconds, for each action that waits for a unit."""
+    headroom: float = 0.03
+    """The part of a node that is for starting actions, not for widening them."""
+    strictness: float = 20.0
+    """What a second of the whole cell that a task had more than another counts, in seconds of waiting."""
+    postpone_gain: float = 0.9
+    """Waiting for more units has to make an action end in less than this part of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spar:
+    """With `resizing` (SPAR-M) actions that allow it start small, and are given and taken cores while they run."""
+
+    resizing: bool = False
+    limit: int = 1_000_000
+    """Grants in one round."""
+    constants: SparConstants = field(default_factory=SparConstants)
+
+    @property
+    def has_pods(self) -> bool:
+        return False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Never gives more than is free now; what shrinks free is for the round after they are confirmed."""
+        return _Round(self, snapshot).plan()
+
+    def environment_holds(self, amounts: Amounts) -> dict[str, int]:
+        return environment_part(amounts)
+
+    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
+        return action_part(amounts) if at_home else dict(amounts)
+
+
+class _Round:
+    def __init__(self, policy: Spar, snapshot: Snapshot) -> None:
+        self._resizing, self._limit, self._constants = policy.resizing, policy.limit, policy.constants
+        self._snapshot = snapshot
+        self._free = FreeAmounts.of(snapshot.pools)
+        self._loads = Loads(snapshot)
+        self._widening = Widening(
+            snapshot,
+            self._free,
+            self._loads,
+            price_factor=policy.constants.price_factor,
+            headroom=policy.constants.headroom,
+        )
+
+    def plan(self) -> Plan:
+        grants: list[Grant] = []
+        walk = self._walk()
+        while (action := walk.head) is not None and len(grants) < self._limit:
+            grant = self._start(action)
+            if grant is None:
+                walk.leave_bucket()
+            else:
+                grants.append(grant)
+                self._loads.of(grant.node, main_resource(action.cls)).waiting -= 1
+                walk.advance(self._share_s(action, grant))
+        if not self._resizing:
+            return Plan(grants=tuple(grants))
+        return self._widening.plan(grants)
+
+    def _walk(self) -> FairWalk:
+        tasks: dict[int, list[Bucket]] = {}
+        for bucket in self._snapshot.waiting.buckets():
+            tasks.setdefault(bucket.key.task, []).append(bucket)
+        walks = {task: Walk(buckets, lead_s=self._lead_s) for task, buckets in tasks.items()}
+        return FairWalk(walks, self._snapshot.shares, strictness=self._constants.strictness)
+
+    def _lead_s(self, bucket: Bucket) -> float:
+        constants = self._constants
+        return min(constants.lead_limit_s, constants.lead_per_unit_s * area_s(self._loads.widths(bucket.cls)))
+
+    def _start(self, action: Waiting) -> Grant | None:
+        """What it is granted now; None where it has to wait, and all of its bucket with it."""
+        cls = action.cls
+        elastic = cls.demand.elastic
+        if elastic is None or len(self._loads.widths(cls)) == 1:
+            return self._free.take(action, cls.demand.minimum)
+        if self._resizing and elastic.resizable is not Resizable.NONE:
+            return self._widening.admit(action)
+        return self._start_wide(action)
+
+    def _start_wide(self, action: Waiting) -> Grant | None:
+        """As wide as its price says: where all of that is free, or else where most is."""
+        load = self._loads.of(self._free.node_of(action), main_resource(action.cls))
+        wanted = self._priced(action, load, units=load.capacity) or self._loads.widths(action.cls)[0]
+        node = self._free.node_for(action, _amounts(action, wanted))
+        if node is None:
+            node = self._free.widest_for(action, action.cls.demand.minimum)
+        if node is None or (width := self._width_on(node, action)) is None:
+            return None
+        return self._free.take_on(node, action, _amounts(action, width))
+
+    def _width_on(self, node: int, action: Waiting) -> Width | None:
+        """None where waiting for more units makes it end sooner: what the paper calls eviction."""
+        resource, widths = main_resource(action.cls), self._loads.widths(action.cls)
+        load = self._loads.of(node, resource)
+        free = units_of(resource, self._free.free[node].get(resource or "", 0))
+        headroom = round(self._constants.headroom * load.capacity)
+        width = self._priced(action, load, units=max(widths[0].units, free - headroom))
+        wanted = self._priced(action, load, units=load.capacity)
+        if width is None or wanted is None or width is wanted or self._is_overdue(action):
+            return width
+        until = self._loads.until_free(node, resource, wanted.units - free)
+        is_better = until + wanted.seconds < self._constants.postpone_gain * width.seconds - _HARDLY_S
+        return None if is_better else width
+
+    def _priced(self, action: Waiting, load: NodeLoad, *, units: float) -> Width | None:
+        price = self._constants.price_factor * max(0.0, load.waiting - 1) / load.capacity
+        return best_width(self._loads.widths(action.cls), price=price, backlog_s=load.backlog_s, units=units)
+
+    def _is_overdue(self, action: Waiting) -> bool:
+        return self._snapshot.now - came(action) > self._constants.lead_limit_s
+
+    def _share_s(self, action: Waiting, grant: Grant) -> float:
+        """Seconds of the whole cell that it is expected to take."""
+        resource = main_resource(action.cls)
+        amount = grant.amounts.get(resource, 0) if resource is not None else 0
+        seconds = self._snapshot.estimates.seconds(action.cls, amount)
+        return dominant_share(action_part(grant.amounts), self._loads.total) * seconds
+
+
+def _amounts(action: Waiting, width: Width) -> dict[str, int]:
+    resource = main_resource(action.cls)
+    minimum = dict(action.cls.demand.minimum)
+    return minimum if resource is None else minimum | {resource: width.amount}
+
+
+_HARDLY_S = 0.05

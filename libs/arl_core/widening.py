@@ -1,0 +1,179 @@
+"""SPAR-M: actions start at their smallest width and are resized while they run; nothing is killed."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from arl_core.free import FreeAmounts
+from arl_core.ledger import fits
+from arl_core.load import Loads
+from arl_core.model import Grant, Plan, Resizable, Resize, Running, Waiting, action_part
+from arl_core.reallocation import Candidate, reallocate
+from arl_core.snapshot import Snapshot
+from arl_core.widths import Width, remaining_s, units_of
+
+__all__ = ["NEARLY_DONE_S", "SETTLED_S", "Widening"]
+
+SETTLED_S = 0.5
+"""What was resized is not shrunk before so long after."""
+NEARLY_DONE_S = 0.3
+"""What is expected to end so soon is not shrunk any more."""
+
+_CORES = "cpu_milli"
+
+
+class Widening:
+    """One round's. First who starts at all, then how wide everybody is: who starts, and who runs and may be resized."""
+
+    def __init__(
+        self, snapshot: Snapshot, free: FreeAmounts, loads: Loads, *, price_factor: float, headroom: float
+    ) -> None:
+        self._snapshot, self._free, self._loads = snapshot, free, loads
+        self._price_factor, self._headroom = price_factor, headroom
+        self._admitted: dict[UUID, Waiting] = {}
+        self._claimed: dict[int, float] = {}
+        """Units that would be used if others shrank, by node."""
+        self._excess: dict[int, float] = {}
+
+    def admit(self, action: Waiting) -> Grant | None:
+        """At its smallest width; or None, and it has a claim on what others may be shrunk by."""
+        grant = self._free.take(action, action.cls.demand.minimum)
+        if grant is not None:
+            self._admitted[action.id] = action
+        else:
+            self._claim(action)
+        return grant
+
+    def plan(self, grants: Sequence[Grant]) -> Plan:
+        """The same grants, some of them wider, and resizes of what runs."""
+        starting: dict[int, list[Grant]] = {}
+        for grant in grants:
+            if grant.fence.action_id in self._admitted:
+                starting.setdefault(grant.node, []).append(grant)
+        wider: dict[UUID, Grant] = {}
+        resizes: list[Resize] = []
+        for node in sorted(starting.keys() | self._claimed.keys() | self._resizable_nodes()):
+            for change in self._on_node(node, starting.get(node, ())):
+                if isinstance(change, Grant):
+                    wider[change.fence.action_id] = change
+                else:
+                    resizes.append(change)
+        return Plan(grants=tuple(wider.get(grant.fence.action_id, grant) for grant in grants), resizes=tuple(resizes))
+
+    def _claim(self, action: Waiting) -> None:
+        minimum = action.cls.demand.minimum
+        needed = units_of(_CORES, minimum.get(_CORES, 0))
+        others = {name: amount for name, amount in action_part(minimum).items() if name != _CORES}
+        pinned = self._free.node_of(action)
+        for node in (pinned,) if pinned is not None else sorted(self._resizable_nodes()):
+            if node not in self._snapshot.pools or not fits(others, self._free.free[node]):
+                continue
+            spare = units_of(_CORES, self._free.free[node].get(_CORES, 0)) + self._excess_on(node)
+            if self._claimed.get(node, 0.0) + needed <= spare:
+                self._claimed[node] = self._claimed.get(node, 0.0) + needed
+                return
+
+    def _resizable_nodes(self) -> set[int]:
+        return {node for node, running in self._snapshot.running.items() if any(map(_is_resizable, running.values()))}
+
+    def _excess_on(self, node: int) -> float:
+        """Units that those who run there could give up, or are giving up already."""
+        if node not in self._excess:
+            running = self._snapshot.running.get(node, {}).values()
+            self._excess[node] = sum(_cores(each) - self._least_units(each) for each in running if _is_resizable(each))
+        return self._excess[node]
+
+    def _least_units(self, each: Running) -> float:
+        if each.changing_to is not None:
+            return units_of(_CORES, each.changing_to[_CORES])
+        widths = self._widths(each)
+        return widths[self._least(each, widths)].units
+
+    def _least(self, each: Running, widths: Sequence[Width]) -> int:
+        """The place of the smallest width that it may be given now."""
+        now = self._snapshot.now
+        elastic = each.cls.demand.elastic if each.cls is not None else None
+        may_shrink = (
+            elastic is not None
+            and elastic.resizable is Resizable.ANY
+            and now - each.since >= SETTLED_S
+            and remaining_s(each, self._snapshot.estimates, now=now) >= NEARLY_DONE_S
+        )
+        return 0 if may_shrink else _place(widths, _cores(each))
+
+    def _on_node(self, node: int, starting: Sequence[Grant]) -> Iterator[Grant | Resize]:
+        running = [
+            each
+            for each in self._snapshot.running.get(node, {}).values()
+            if _is_resizable(each) and each.changing_to is None and each.started is not None
+        ]
+        load = self._loads.of(node, _CORES)
+        claimed = self._claimed.get(node, 0.0)
+        free = units_of(_CORES, self._free.free[node].get(_CORES, 0))
+        candidates = [self._candidate(each) for each in running]
+        candidates += [self._newcomer(grant) for grant in starting]
+        held = sum(map(_cores, running)) + sum(units_of(_CORES, grant.amounts[_CORES]) for grant in starting)
+        headroom = min(free, round(self._headroom * load.capacity))
+        chosen = reallocate(
+            candidates,
+            units=held + free - claimed - headroom,
+            waiting=load.waiting,
+            price_factor=self._price_factor,
+            capacity=load.capacity,
+            backlog_s=load.backlog_s,
+        )
+        yield from self._changes(running, starting, chosen, budget=max(0.0, free - claimed - headroom))
+
+    def _changes(
+        self, running: Iterable[Running], starting: Iterable[Grant], chosen: dict[UUID, int], *, budget: float
+    ) -> Iterator[Grant | Resize]:
+        """Shrinks as they are, growths as far as what is free now goes: those who start before those who run."""
+        for grant in starting:
+            widths = self._loads.widths(self._admitted[grant.fence.action_id].cls)
+            width = _within(widths, chosen[grant.fence.action_id], budget + widths[0].units)
+            budget -= width.units - widths[0].units
+            if width is not widths[0]:
+                yield replace(grant, amounts={**grant.amounts, _CORES: width.amount})
+        for each in running:
+            widths, held = self._widths(each), _cores(each)
+            width = _within(widths, chosen[each.fence.action_id], budget + held)
+            if width.units > held:
+                budget -= width.units - held
+            if width.amount != each.amounts[_CORES]:
+                yield Resize(fence=each.fence, amounts={**each.amounts, _CORES: width.amount})
+
+    def _candidate(self, each: Running) -> Candidate:
+        widths = self._widths(each)
+        rest = remaining_s(each, self._snapshot.estimates, now=self._snapshot.now)
+        left = rest / widths[_place(widths, _cores(each))].seconds
+        return Candidate(each.fence.action_id, widths, self._least(each, widths), left)
+
+    def _newcomer(self, grant: Grant) -> Candidate:
+        return Candidate(grant.fence.action_id, self._loads.widths(self._admitted[grant.fence.action_id].cls))
+
+    def _widths(self, each: Running) -> tuple[Width, ...]:
+        """Of an action that is resizable, so its class is known."""
+        if each.cls is None:
+            raise ValueError(f"the class of {each.fence} is not known")
+        return self._loads.widths(each.cls)
+
+
+def _is_resizable(each: Running) -> bool:
+    elastic = each.cls.demand.elastic if each.cls is not None else None
+    return elastic is not None and elastic.resource == _CORES and elastic.resizable is not Resizable.NONE
+
+
+def _cores(each: Running) -> float:
+    return units_of(_CORES, each.amounts.get(_CORES, 0))
+
+
+def _place(widths: Sequence[Width], units: float) -> int:
+    """Of the widest that is not wider."""
+    return max((at for at, width in enumerate(widths) if width.units <= units), default=0)
+
+
+def _within(widths: Sequence[Width], place: int, units: float) -> Width:
+    """That one, or the widest before it that is not wider than `units`."""
+    while place and widths[place].units > units + 1e-9:
+        place -= 1
+    return widths[place]

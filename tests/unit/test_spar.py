@@ -1,0 +1,264 @@
+"""Shortest priced area first: order, widths, and what is never given."""
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arl_core.elasticity import Amdahl
+from arl_core.fairness import QueueWeight, Shares
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Elastic, Grant, Plan, Pool, Resizable, Running, Shape, Waiting
+from arl_core.snapshot import Snapshot
+from arl_core.spar import Spar, SparConstants
+from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
+
+NOW = 1000.0
+SPAR, SPAR_M = Spar(), Spar(resizing=True)
+
+
+class Known:
+    """Durations by class, at the smallest width; wider ones as declared."""
+
+    def __init__(self, **seconds: float) -> None:
+        self._seconds = {int(name.removeprefix("c")): value for name, value in seconds.items()}
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        elastic = cls.demand.elastic
+        base = self._seconds.get(cls.key, 1.0)
+        return base if elastic is None else base * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
+
+
+def fixed(key: int, cores: int = 1) -> ActionClass:
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+
+
+def elastic(key: int, *, most: int, fraction: float = 0.9, resizable: Resizable = Resizable.NONE) -> ActionClass:
+    amounts = tuple(range(1000, 1000 * most + 1, 1000))
+    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(fraction), resizable))
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+
+
+def running(number: int, cls: ActionClass, cores: int, *, node: int = 1, since: float = NOW - 1) -> Running:
+    amounts = {"cpu_milli": 1000 * cores}
+    return Running(
+        fence=Fence(numbered(number), 1), cls=cls, node=node, amounts=amounts, granted=since, task=1, started=since,
+        since=since,
+    )  # fmt: skip
+
+
+def planned(policy: Spar, snapshot: Snapshot, **known: float) -> Plan:
+    return policy.plan(replace(snapshot, now=NOW, estimates=Known(**known)))
+
+
+def granted(plan: Plan) -> dict[int, int]:
+    """Cores by number of the action."""
+    return {grant.fence.action_id.int: grant.amounts["cpu_milli"] // 1000 for grant in plan.grants}
+
+
+class TestOrder:
+    def test_short_ones_pass_long_ones(self) -> None:
+        queued = [an_action(1, cls=fixed(1), submitted=NOW - 2), an_action(2, cls=fixed(2), submitted=NOW)]
+        plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c1=100.0, c2=1.0)
+        assert granted(plan) == {2: 1}
+
+    def test_nothing_is_overtaken_by_what_came_so_much_later(self) -> None:
+        limit = SPAR.constants.lead_limit_s
+        queued = [an_action(1, cls=fixed(1), submitted=NOW - limit - 1), an_action(2, cls=fixed(2), submitted=NOW)]
+        plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c1=1e6, c2=0.001)
+        assert granted(plan) == {1: 1}
+
+    def test_a_higher_priority_goes_before_whatever_is_shorter(self) -> None:
+        queued = [an_action(number, cls=fixed(1), submitted=0.0) for number in range(1, 10_001)]
+        queued.append(an_action(20_000, cls=fixed(2), submitted=NOW, priority=1))
+        plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c2=500.0)
+        assert granted(plan) == {20_000: 1}
+
+
+class TestWidth:
+    def test_an_action_alone_gets_all_that_helps_it(self) -> None:
+        plan = planned(SPAR, a_snapshot(queued=[an_action(1, cls=elastic(1, most=4))], pools=[a_pool(cpu_milli=8000)]))
+        assert granted(plan) == {1: 4}
+
+    def test_what_brings_nothing_is_not_given(self) -> None:
+        cls = elastic(1, most=4, fraction=0.0)
+        plan = planned(SPAR, a_snapshot(queued=[an_action(1, cls=cls)], pools=[a_pool(cpu_milli=8000)]))
+        assert granted(plan) == {1: 1}
+
+    def test_many_that_wait_make_each_narrow(self) -> None:
+        cls = elastic(1, most=8)
+        queued = [an_action(number, cls=cls) for number in range(1, 101)]
+        plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=8000)]), c1=10.0)
+        assert granted(plan) == dict.fromkeys(range(1, 9), 1)
+
+    def test_it_waits_where_more_cores_that_are_nearly_free_make_it_end_sooner(self) -> None:
+        cls = elastic(1, most=4, fraction=1.0)
+        snapshot = a_snapshot(
+            queued=[an_action(9, cls=cls, submitted=NOW)],
+            pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 1000})],
+            running=[running(1, fixed(2, 3), 3, since=NOW - 9.5)],
+        )
+        assert granted(planned(SPAR, snapshot, c1=40.0, c2=10.0)) == {}
+        assert granted(planned(SPAR, snapshot, c1=40.0, c2=100.0)) == {9: 1}
+
+
+class TestResizing:
+    cls = elastic(1, most=4, resizable=Resizable.ANY)
+
+    def test_one_that_runs_alone_grows_into_what_is_free(self) -> None:
+        snapshot = a_snapshot(
+            pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 3000})], running=[running(1, self.cls, 1)]
+        )
+        (resize,) = planned(SPAR_M, snapshot, c1=20.0).resizes
+        assert resize.amounts == {"cpu_milli": 4000}
+
+    def test_it_shrinks_for_one_that_waits_and_the_cores_are_not_given_before_that_is_confirmed(self) -> None:
+        snapshot = a_snapshot(
+            queued=[an_action(9, cls=self.cls, submitted=NOW)],
+            pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 0})],
+            running=[running(1, self.cls, 4)],
+        )
+        plan = planned(SPAR_M, snapshot, c1=20.0)
+        assert plan.grants == ()
+        assert [resize.amounts["cpu_milli"] < 4000 for resize in plan.resizes] == [True]
+
+    def test_one_that_only_grows_is_never_shrunk(self) -> None:
+        cls = elastic(1, most=4, resizable=Resizable.GROW)
+        snapshot = a_snapshot(
+            queued=[an_action(9, cls=cls)], pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 0})],
+            running=[running(1, cls, 4)],
+        )  # fmt: skip
+        assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
+
+    def test_what_does_not_take_new_amounts_is_left_alone(self) -> None:
+        snapshot = a_snapshot(
+            pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 3000})], running=[running(1, elastic(1, most=4), 1)]
+        )
+        assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
+
+    def test_one_that_is_being_resized_is_left_alone(self) -> None:
+        busy = replace(running(1, self.cls, 1), changing_to={"cpu_milli": 2000})
+        snapshot = a_snapshot(pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 2000})], running=[busy])
+        assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
+
+
+class TestShares:
+    def test_weights_decide_who_gets_how_much(self) -> None:
+        shares = Shares()
+        shares.weigh({1: QueueWeight(1, project_weight=3.0), 2: QueueWeight(2)})
+        given_to: Counter[int] = Counter()
+        queued = [
+            replace(an_action(number, cls=fixed(number % 2), submitted=0.0), task=1 + number % 2)
+            for number in range(1, 2001)
+        ]
+        for action in queued:
+            shares.begin(action.task)
+        plan = SPAR.plan(
+            replace(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=400_000)]), shares=shares, estimates=Known())
+        )
+        for grant in plan.grants:
+            given_to[1 + grant.fence.action_id.int % 2] += 1
+        assert given_to[1] / given_to[2] == 3.0
+
+    def test_two_tasks_of_a_project_share_what_it_gets(self) -> None:
+        shares = Shares()
+        shares.weigh({1: QueueWeight(1), 2: QueueWeight(1, weight=3.0), 3: QueueWeight(2)})
+        for task in (1, 2, 3):
+            shares.begin(task)
+        assert [shares.part(task) for task in (1, 2, 3)] == [0.25, 0.75, 1.0]
+        shares.end(2)
+        assert shares.part(1) == 1.0
+
+    def test_who_was_idle_saves_nothing_up(self) -> None:
+        shares = Shares()
+        for task in (1, 2):
+            shares.begin(task)
+        shares.end(2)
+        shares.charge(1, 100.0)
+        shares.begin(2)
+        assert shares.virtual_s(2) == 100.0
+
+
+classes = st.builds(
+    elastic,
+    st.integers(1, 5),
+    most=st.integers(1, 6),
+    fraction=st.floats(0, 1),
+    resizable=st.sampled_from(Resizable),
+)
+
+
+@given(
+    queued=st.lists(st.tuples(classes, st.floats(0, 1000), st.integers(0, 2)), max_size=25),
+    busy=st.lists(st.tuples(classes, st.integers(1, 6), st.integers(1, 2), st.floats(0, 999)), max_size=8),
+    free=st.lists(st.integers(0, 12), min_size=2, max_size=2),
+    resizing=st.booleans(),
+)
+def test_a_plan_takes_no_more_than_is_free_and_gives_each_a_width_of_its_own(
+    queued: list[tuple[ActionClass, float, int]],
+    busy: list[tuple[ActionClass, int, int, float]],
+    free: list[int],
+    resizing: bool,
+) -> None:
+    held = [
+        running(
+            100 + number,
+            replace(cls, key=100 + number),
+            min(cores, len(cls.demand.elastic.amounts)),
+            node=node,
+            since=since,
+        )  # fmt: skip
+        for number, (cls, cores, node, since) in enumerate(busy)
+        if cls.demand.elastic is not None
+    ]
+    actions = [
+        an_action(number, cls=replace(cls, key=number), submitted=submitted, priority=priority)
+        for number, (cls, submitted, priority) in enumerate(queued, 1)
+    ]
+    pools = [_pool(node, spare, held) for node, spare in zip((1, 2), free, strict=True)]
+    plan = planned(Spar(resizing=resizing), a_snapshot(queued=actions, pools=pools, running=held), c1=5.0, c2=50.0)
+    left = Counter({pool.node: pool.free["cpu_milli"] for pool in pools})
+    before = {each.fence: each for each in held}
+    for grant in plan.grants:
+        left[grant.node] -= grant.amounts["cpu_milli"]
+        assert _elastic(_class(grant, actions)).amounts.count(grant.amounts["cpu_milli"]) == 1
+    for resize in plan.resizes:
+        was = before[resize.fence]
+        kind = _elastic(was.cls).resizable
+        grows = resize.amounts["cpu_milli"] > was.amounts["cpu_milli"]
+        assert resize.amounts != was.amounts
+        assert kind is Resizable.ANY or (kind is Resizable.GROW and grows)
+        left[was.node] -= max(0, resize.amounts["cpu_milli"] - was.amounts["cpu_milli"])
+    assert min(left.values()) >= 0
+    assert len({grant.fence for grant in plan.grants}) == len(plan.grants)
+
+
+def _pool(node: int, spare: int, held: list[Running]) -> Pool:
+    used = sum(each.amounts["cpu_milli"] for each in held if each.node == node)
+    return a_pool(node, cpu_milli=used + spare * 1000, free={"cpu_milli": spare * 1000})
+
+
+def _class(grant: Grant, actions: list[Waiting]) -> ActionClass:
+    return next(action.cls for action in actions if action.id == grant.fence.action_id)
+
+
+def _elastic(cls: ActionClass | None) -> Elastic:
+    assert cls is not None
+    assert cls.demand.elastic is not None
+    return cls.demand.elastic
+
+
+@given(st.permutations(range(1, 13)))
+def test_the_order_of_insertion_decides_nothing(order: list[int]) -> None:
+    def plan(numbers: list[int]) -> Plan:
+        actions = [an_action(number, cls=a_class(number % 3), submitted=float(number // 4)) for number in numbers]
+        return planned(SPAR, a_snapshot(queued=actions, pools=[a_pool(1, cpu_milli=3000), a_pool(2, cpu_milli=2000)]))
+
+    assert plan(order) == plan(sorted(order))
+
+
+def test_a_round_is_bounded() -> None:
+    queued = [an_action(number, cls=fixed(1)) for number in range(1, 101)]
+    plan = Spar(limit=10, constants=SparConstants()).plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=100_000)]))
+    assert len(plan.grants) == 10
