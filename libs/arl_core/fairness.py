@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from uuid import UUID
 
-from arl_core.model import Amounts, Pool, Waiting
+from arl_core.model import Amounts, Waiting
 from arl_core.waiting import Bucket, Walk
 
 __all__ = ["FairWalk", "QueueWeight", "Shares", "dominant_share", "total_amounts"]
@@ -24,11 +24,11 @@ class QueueWeight:
     project_weight: float = 1.0
 
 
-def total_amounts(pools: Iterable[Pool]) -> dict[str, int]:
+def total_amounts(capacities: Iterable[Amounts]) -> dict[str, int]:
     """Of all nodes together."""
     total: dict[str, int] = {}
-    for pool in pools:
-        for resource, amount in pool.capacity.items():
+    for capacity in capacities:
+        for resource, amount in capacity.items():
             total[resource] = total.get(resource, 0) + amount
     return total
 

@@ -30,7 +30,7 @@ class Loads:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._total = total_amounts(snapshot.pools.values())
+        self._total = total_amounts(pool.capacity for pool in snapshot.pools.values())
         self._widths: dict[int, tuple[Width, ...]] = {}
         self._loads: dict[tuple[int | None, str | None], NodeLoad] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}

@@ -14,7 +14,7 @@ from arl_core.model import Amounts, Grant, Plan, Resizable, Waiting, action_part
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
 from arl_core.widening import Widening
-from arl_core.widths import Width, area_s, best_width, main_resource, units_of
+from arl_core.widths import Width, area_s, best_width, expected_s, main_resource, units_of
 
 __all__ = ["Spar", "SparConstants"]
 
@@ -145,10 +145,8 @@ class _Round:
 
     def _share_s(self, action: Waiting, grant: Grant) -> float:
         """Seconds of the whole cell that it is expected to take."""
-        resource = main_resource(action.cls)
-        amount = grant.amounts.get(resource, 0) if resource is not None else 0
-        seconds = self._snapshot.estimates.seconds(action.cls, amount)
-        return dominant_share(action_part(grant.amounts), self._loads.total) * seconds
+        expected = expected_s(action.cls, grant.amounts, self._snapshot.estimates)
+        return dominant_share(action_part(grant.amounts), self._loads.total) * expected
 
 
 def _amounts(action: Waiting, width: Width) -> dict[str, int]:

@@ -10,7 +10,7 @@ from arl_core.load import Loads
 from arl_core.model import Grant, Plan, Resizable, Resize, Running, Waiting, action_part
 from arl_core.reallocation import Candidate, reallocate
 from arl_core.snapshot import Snapshot
-from arl_core.widths import Width, remaining_s, units_of
+from arl_core.widths import Width, expected_s, remaining_s, units_of
 
 __all__ = ["NEARLY_DONE_S", "SETTLED_S", "Widening"]
 
@@ -86,20 +86,18 @@ class Widening:
     def _least_units(self, each: Running) -> float:
         if each.changing_to is not None:
             return units_of(_CORES, each.changing_to[_CORES])
-        widths = self._widths(each)
-        return widths[self._least(each, widths)].units
+        candidate = self._candidate(each)
+        return candidate.widths[candidate.least].units
 
-    def _least(self, each: Running, widths: Sequence[Width]) -> int:
-        """The place of the smallest width that it may be given now."""
+    def _may_shrink(self, each: Running) -> bool:
         now = self._snapshot.now
-        elastic = each.cls.demand.elastic if each.cls is not None else None
-        may_shrink = (
-            elastic is not None
-            and elastic.resizable is Resizable.ANY
+        return (
+            each.cls is not None
+            and each.cls.demand.elastic is not None
+            and each.cls.demand.elastic.resizable is Resizable.ANY
             and now - each.since >= SETTLED_S
             and remaining_s(each, self._snapshot.estimates, now=now) >= NEARLY_DONE_S
         )
-        return 0 if may_shrink else _place(widths, _cores(each))
 
     def _on_node(self, node: int, starting: Sequence[Grant]) -> Iterator[Grant | Resize]:
         running = [
@@ -135,27 +133,32 @@ class Widening:
             if width is not widths[0]:
                 yield replace(grant, amounts={**grant.amounts, _CORES: width.amount})
         for each in running:
-            widths, held = self._widths(each), _cores(each)
-            width = _within(widths, chosen[each.fence.action_id], budget + held)
+            choices, held = self._choices(each), _cores(each)
+            width = _within(choices, chosen[each.fence.action_id], budget + held)
             if width.units > held:
                 budget -= width.units - held
             if width.amount != each.amounts[_CORES]:
                 yield Resize(fence=each.fence, amounts={**each.amounts, _CORES: width.amount})
 
     def _candidate(self, each: Running) -> Candidate:
-        widths = self._widths(each)
+        widths, held = self._choices(each), _cores(each)
+        place = next(at for at, width in enumerate(widths) if width.units == held)
         rest = remaining_s(each, self._snapshot.estimates, now=self._snapshot.now)
-        left = rest / widths[_place(widths, _cores(each))].seconds
-        return Candidate(each.fence.action_id, widths, self._least(each, widths), left)
+        left = rest / widths[place].seconds
+        return Candidate(each.fence.action_id, widths, 0 if self._may_shrink(each) else place, left)
 
     def _newcomer(self, grant: Grant) -> Candidate:
         return Candidate(grant.fence.action_id, self._loads.widths(self._admitted[grant.fence.action_id].cls))
 
-    def _widths(self, each: Running) -> tuple[Width, ...]:
-        """Of an action that is resizable, so its class is known."""
+    def _choices(self, each: Running) -> Sequence[Width]:
+        """The widths of its class, and what it has now, which may be none of them by what is known today."""
         if each.cls is None:
             raise ValueError(f"the class of {each.fence} is not known")
-        return self._loads.widths(each.cls)
+        widths, held = self._loads.widths(each.cls), each.amounts[_CORES]
+        if any(width.amount == held for width in widths):
+            return widths
+        now = Width(held, units_of(_CORES, held), expected_s(each.cls, each.amounts, self._snapshot.estimates))
+        return sorted((*widths, now), key=lambda width: width.amount)
 
 
 def _is_resizable(each: Running) -> bool:
@@ -165,11 +168,6 @@ def _is_resizable(each: Running) -> bool:
 
 def _cores(each: Running) -> float:
     return units_of(_CORES, each.amounts.get(_CORES, 0))
-
-
-def _place(widths: Sequence[Width], units: float) -> int:
-    """Of the widest that is not wider."""
-    return max((at for at, width in enumerate(widths) if width.units <= units), default=0)
 
 
 def _within(widths: Sequence[Width], place: int, units: float) -> Width:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from arl_core.model import ActionClass, Amounts, Running
 from arl_core.snapshot import Durations
 
-__all__ = ["Width", "area_s", "best_width", "main_resource", "remaining_s", "units_of", "widths_of"]
+__all__ = ["Width", "area_s", "best_width", "expected_s", "main_resource", "remaining_s", "units_of", "widths_of"]
 
 _MILLI_CORES, _PER_CORE = "cpu_milli", 1000
 
@@ -56,6 +56,12 @@ def area_s(widths: Sequence[Width]) -> float:
     return widths[0].units * widths[0].seconds
 
 
+def expected_s(cls: ActionClass, amounts: Amounts, estimates: Durations) -> float:
+    """How long an action of this class is expected to take with these amounts."""
+    resource = main_resource(cls)
+    return estimates.seconds(cls, amounts.get(resource, 0) if resource is not None else 0)
+
+
 def best_width(
     widths: Sequence[Width], *, price: float, backlog_s: float, units: float, left: float = 1.0
 ) -> Width | None:
@@ -80,13 +86,8 @@ def remaining_s(running: Running, estimates: Durations, *, now: float) -> float:
     cls = running.cls
     if cls is None:
         return max((now - running.granted) / 2, _LEAST_S)
-    left = running.left * estimates.seconds(cls, _amount(cls, running.amounts)) - (now - running.since)
+    left = running.left * expected_s(cls, running.amounts, estimates) - (now - running.since)
     return left if left > 0 else max((now - running.granted) / 2, _LEAST_S)
-
-
-def _amount(cls: ActionClass, amounts: Amounts) -> int:
-    resource = main_resource(cls)
-    return amounts.get(resource, 0) if resource is not None else 0
 
 
 _LEAST_S = 0.05

@@ -4,34 +4,27 @@ Rebuilt from Postgres by one poll; between polls hints keep it fresh. Rows win: 
 believes and a poll contradicts is corrected by that poll.
 """
 
-import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
+from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
-from arl_core.model import (
-    ActionClass,
-    Amounts,
-    Environment,
-    Grant,
-    Pod,
-    Running,
-    Waiting,
-)
+from arl_core.model import ActionClass, Amounts, Environment, Grant, Pod, Running, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.snapshot import Snapshot
+from arl_core.snapshot import AsDeclared, Durations, Snapshot
 from arl_core.waiting import WaitingIndex
+from arl_core.widths import expected_s
+from arl_scheduler.charges import Charges
+from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.homes import Hold, Home, Name
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
-
-"""How amounts are placed on nodes of a kind; on any other they are divisible."""
 
 
 class Index:
@@ -47,7 +40,9 @@ class Index:
         self._holds: dict[UUID, Hold] = {}
         self._running: dict[int, dict[UUID, Running]] = {}
         self._classes: dict[int, ActionClass] = {}
-        self._deadlines: list[tuple[float, UUID]] = []
+        self._deadlines = Deadlines()
+        self._charges = Charges()
+        self.estimates: Durations = AsDeclared()
         self._living: Counter[int | None] | None = None
         """How many homes each node has; counted anew after one came, moved or went."""
         self._tombstones: set[Name] = set()
@@ -98,6 +93,7 @@ class Index:
             name = self._home_of.get(grant.fence.action_id)
             pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
             self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
+            self._charges.granted(action, grant.amounts, expected_s(action.cls, grant.amounts, self.estimates))
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -135,6 +131,7 @@ class Index:
         self._pause(poll.paused)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
+        self._charges.total = total_amounts(node.capacity for node in poll.nodes)
         for environment in poll.environments:
             self._learn_environment(environment)
         held = {row.fence: row for row in poll.held}
@@ -155,6 +152,7 @@ class Index:
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at: most of it is this index's own."""
+        self._charges.now = now
         if self._living is None:
             self._living = Counter(home.node for home in self._homes.values() if not home.gone)
         homes = self._living
@@ -172,6 +170,8 @@ class Index:
                 for node in self.nodes.values()
             },
             pods=self._pods() if self._policy.has_pods else {},
+            estimates=self.estimates,
+            shares=self._charges.shares,
         )
 
     def is_live(self, environment: UUID | None, name: Name | None) -> bool:
@@ -188,16 +188,11 @@ class Index:
         return any(home.node == node and home.known and not home.gone for home in self._homes.values())
 
     def overdue(self, now: float) -> list[UUID]:
-        """Queued actions whose deadline has passed, taken off the list of deadlines."""
-        due = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, action_id = heapq.heappop(self._deadlines)
-            if action_id in self._queued:
-                due.append(action_id)
-        return due
+        """Queued actions that can't meet their deadline any more; said once."""
+        return [action_id for action_id in self._deadlines.due(now) if action_id in self._queued]
 
     def next_deadline(self) -> float | None:
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next_at()
 
     def stranded(self) -> list[UUID]:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""
@@ -223,8 +218,9 @@ class Index:
             began=min(home.began, row.submitted) if home is not None else None,
         )
         self._queued[row.id] = action
+        self._charges.shares.begin(action.task)
         if row.deadline is not None:
-            heapq.heappush(self._deadlines, (row.deadline, row.id))
+            self._deadlines.add(row.id, row.deadline)
         if name is None:
             self._offer(action)
             return
@@ -278,7 +274,8 @@ class Index:
                 self._promote(home)
 
     def _forget_queued(self, action_id: UUID) -> None:
-        self._queued.pop(action_id, None)
+        if (action := self._queued.pop(action_id, None)) is not None:
+            self._charges.shares.end(action.task)
         self._waiting.discard(action_id)
         name = self._home_of.pop(action_id, None)
         if name is None or name not in self._homes:
@@ -292,6 +289,7 @@ class Index:
     def _hold(self, hold: Hold) -> None:
         action_id = hold.fence.action_id
         self._holds[action_id] = hold
+        self._charges.shares.begin(hold.task)
         self._running.setdefault(hold.node, {})[action_id] = hold.running()
         at_home, in_pod = hold.home is not None, hold.pod is not None
         held = self._policy.action_holds(hold.amounts, at_home=at_home, in_pod=in_pod)
@@ -311,6 +309,7 @@ class Index:
     def _release(self, action_id: UUID) -> None:
         hold = self._holds.pop(action_id)
         del self._running[hold.node][action_id]
+        self._charges.released(hold)
         self._released.append(action_id)
         self._ledger.release(action_id)
         if hold.pod is not None:

@@ -208,7 +208,7 @@ def test_a_plan_takes_no_more_than_is_free_and_gives_each_a_width_of_its_own(
             min(cores, len(cls.demand.elastic.amounts)),
             node=node,
             since=since,
-        )  # fmt: skip
+        )
         for number, (cls, cores, node, since) in enumerate(busy)
         if cls.demand.elastic is not None
     ]
