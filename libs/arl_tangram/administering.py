@@ -1,13 +1,24 @@
-"""What the clients do for administrators: keys, queues and nodes."""
+"""What the clients do for administrators: keys, queues, projects and nodes."""
 
 from urllib.parse import quote
 
 from arl_tangram.operations import Call, Operation, all_pages, answered
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import ChangeNode, Node, NodeList
+from arl_wire.projects import ChangeProject, Project, ProjectList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
-__all__ = ["change_node", "change_queue", "create_key", "list_keys", "list_queues", "nodes", "revoke_key"]
+__all__ = [
+    "change_node",
+    "change_project",
+    "change_queue",
+    "create_key",
+    "list_keys",
+    "list_projects",
+    "list_queues",
+    "nodes",
+    "revoke_key",
+]
 
 
 def nodes(*, patience_s: float) -> Operation[NodeList]:
@@ -39,6 +50,16 @@ def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
 def change_queue(task: str, wanted: ChangeQueue, *, patience_s: float) -> Operation[Queue]:
     call = Call(method="PATCH", path=f"/v1/admin/queues/{quote(task, safe='')}", body=wanted, send_null=True)
     return Queue.model_validate_json((yield from answered(call, patience_s)))
+
+
+def list_projects(*, patience_s: float) -> Operation[list[Project]]:
+    """In order of their making, all pages."""
+    return (yield from all_pages("/v1/admin/projects", {}, ProjectList, patience_s))
+
+
+def change_project(name: str, wanted: ChangeProject, *, patience_s: float) -> Operation[Project]:
+    call = Call(method="PATCH", path=f"/v1/admin/projects/{quote(name, safe='')}", body=wanted)
+    return Project.model_validate_json((yield from answered(call, patience_s)))
 
 
 def change_node(name: str, wanted: ChangeNode, *, patience_s: float) -> Operation[Node]:

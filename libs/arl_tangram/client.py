@@ -17,13 +17,13 @@ from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
 from arl_tangram.rewards import AsyncRewards, Rewards
 from arl_tangram.sending import send, send_async
+from arl_tangram.shares import AsyncShares, Shares
 from arl_tangram.streaming import OutputEvent
 from arl_tangram.trees import AsyncTrees, Trees
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import ChangeNode, Node, NodeList
-from arl_wire.queues import ChangeQueue, Queue
 from arl_wire.traces import ActionTrace
 
 __all__ = ["AsyncTangram", "Tangram"]
@@ -34,7 +34,7 @@ CONNECTIONS = 2000
 LIMITS = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=200)
 
 
-class Tangram(Trees, Rewards):
+class Tangram(Trees, Rewards, Shares):
     """A blocking client, safe to share between threads.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
@@ -171,28 +171,10 @@ class Tangram(Trees, Rewards):
     def revoke_key(self, id: int) -> Key:
         return self._run(administering.revoke_key(id, patience_s=self._patience_s))
 
-    def queues(self) -> builtins.list[Queue]:
-        """Those of our project, with what waits and runs now."""
-        return self._run(administering.list_queues(patience_s=self._patience_s))
-
-    def limit_queue(self, task: str, max_queued: int | None) -> Queue:
-        """How many actions may wait for a task; None: as many as the installation allows by default."""
-        return self._change_queue(task, ChangeQueue(max_queued=max_queued))
-
-    def pause_queue(self, task: str) -> Queue:
-        """Nothing of the task starts from now on; what was granted already goes on."""
-        return self._change_queue(task, ChangeQueue(paused=True))
-
-    def resume_queue(self, task: str) -> Queue:
-        return self._change_queue(task, ChangeQueue(paused=False))
-
     def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
         """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
         wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
         return self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
-
-    def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
-        return self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None
@@ -209,7 +191,7 @@ class Tangram(Trees, Rewards):
                 reply = send(self._http, step)
 
 
-class AsyncTangram(AsyncTrees, AsyncRewards):
+class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
     """An awaiting client. What each method does is said at `Tangram`."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
@@ -324,24 +306,9 @@ class AsyncTangram(AsyncTrees, AsyncRewards):
     async def revoke_key(self, id: int) -> Key:
         return await self._run(administering.revoke_key(id, patience_s=self._patience_s))
 
-    async def queues(self) -> builtins.list[Queue]:
-        return await self._run(administering.list_queues(patience_s=self._patience_s))
-
-    async def limit_queue(self, task: str, max_queued: int | None) -> Queue:
-        return await self._change_queue(task, ChangeQueue(max_queued=max_queued))
-
-    async def pause_queue(self, task: str) -> Queue:
-        return await self._change_queue(task, ChangeQueue(paused=True))
-
-    async def resume_queue(self, task: str) -> Queue:
-        return await self._change_queue(task, ChangeQueue(paused=False))
-
     async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
         wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
         return await self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
-
-    async def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
-        return await self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None

@@ -17,6 +17,7 @@ __all__ = [
     "BeginsWith",
     "CancelWish",
     "ChangeNodeWish",
+    "ChangeProjectWish",
     "ChangeQueueWish",
     "DeleteSnapshotWish",
     "EndTrajectoryWish",
@@ -226,13 +227,19 @@ class DeleteSnapshotWish(BaseModel):
 
 
 class ChangeQueueWish(BaseModel):
-    """Of a task's queue. With `limits`, how many may wait (None: as many as the default); `paused` None: as it is."""
+    """Of a task's queue. With `limits`, how many may wait (None: as many as the default); others None: as it is."""
 
     project_id: int
     task: str
     limits: bool
     max_queued: int | None
     paused: bool | None
+    weight: float | None
+
+
+class ChangeProjectWish(BaseModel):
+    name: str
+    weight: float
 
 
 class ChangeNodeWish(BaseModel):

@@ -1,10 +1,13 @@
 """The queues of a project as their administrators see them: one per task, made by its first action."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["ChangeQueue", "Queue", "QueueList"]
+__all__ = ["ChangeQueue", "Queue", "QueueList", "Weight"]
+
+Weight = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)]
+"""A share beside others: twice the weight, twice the share where both want more than there is."""
 
 
 class ChangeQueue(BaseModel):
@@ -24,11 +27,14 @@ class ChangeQueue(BaseModel):
         description="true: nothing of it starts until it is resumed; what was granted already goes on, deadlines and"
         " limits hold. false: it goes on at once",
     )
+    weight: Weight | None = Field(
+        default=None, description="Its share beside the other queues of its project; 1 at first"
+    )
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("name what to change: `max_queued` or `paused`")
+            raise ValueError("name what to change: `max_queued`, `paused` or `weight`")
         return self
 
     @property
@@ -46,6 +52,7 @@ class Queue(BaseModel):
     waiting: int = Field(description="Actions that are queued")
     running: int = Field(description="Actions that are granted or running")
     paused: bool = Field(default=False, description="Nothing of it starts until it is resumed")
+    weight: float = Field(default=1.0, description="Its share beside the other queues of its project")
 
 
 class QueueList(BaseModel):

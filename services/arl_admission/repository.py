@@ -10,11 +10,12 @@ from sqlalchemy import text
 from arl_admission.normalise import NewAction
 from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, Row, WriteTx
-from arl_wire.internal import ChangeNodeWish, ChangeQueueWish
+from arl_wire.internal import ChangeNodeWish, ChangeProjectWish, ChangeQueueWish
 
 __all__ = [
     "Home",
     "change_node",
+    "change_project",
     "change_queue",
     "count_queued",
     "drop_empty_partitions",
@@ -81,11 +82,14 @@ CHANGE_QUEUE = text("""
     update queues
        set max_queued = case when :limits then cast(:max_queued as int) else max_queued end,
            paused_at = case when cast(:paused as boolean) is null then paused_at
-                            when :paused then coalesce(paused_at, now()) end
+                            when :paused then coalesce(paused_at, now()) end,
+           weight = coalesce(cast(:weight as float8), weight)
      where project_id = :project_id
        and task = :task
  returning id
 """)
+
+CHANGE_PROJECT = text("update projects set weight = :weight where name = :name")
 
 COUNT_QUEUED = text("""
     select q.id, q.max_queued, coalesce(waiting.queued, 0) as queued
@@ -310,6 +314,11 @@ async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
     await tx.first(BE_ALONE_WITH_WISHES)
     row = await tx.first(CHANGE_QUEUE, wish.model_dump())
     return int(row.id) if row is not None else None
+
+
+async def change_project(tx: WriteTx, wish: ChangeProjectWish) -> int:
+    """1, or 0 where there is no such project."""
+    return await tx.execute(CHANGE_PROJECT, wish.model_dump())
 
 
 async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention_s: int) -> dict[UUID, Row]:

@@ -7,6 +7,7 @@ from arl_wire.internal import (
     AdmitResponse,
     CancelWish,
     ChangeNodeWish,
+    ChangeProjectWish,
     ChangeQueueWish,
     DeleteSnapshotWish,
     EndTrajectoryWish,
@@ -25,3 +26,4 @@ def add_hops(hops: Hops, admission: Admission) -> None:
     hops.add("/internal/delete-snapshot", DeleteSnapshotWish, admission.delete_snapshot)
     hops.add("/internal/change-queue", ChangeQueueWish, admission.change_queue)
     hops.add("/internal/change-node", ChangeNodeWish, admission.change_node)
+    hops.add("/internal/change-project", ChangeProjectWish, admission.change_project)

@@ -41,6 +41,7 @@ from arl_wire.internal import (
     AdmittedHint,
     CancelWish,
     ChangeNodeWish,
+    ChangeProjectWish,
     ChangeQueueWish,
     DeleteSnapshotWish,
     EndTrajectoryWish,
@@ -139,6 +140,12 @@ class Admission:
     async def change_node(self, wish: ChangeNodeWish) -> WishAnswer:
         async with self._store.write() as tx:
             count = await repository.change_node(tx, wish)
+        self._hint_wishes(count)
+        return WishAnswer(count=count)
+
+    async def change_project(self, wish: ChangeProjectWish) -> WishAnswer:
+        async with self._store.write() as tx:
+            count = await repository.change_project(tx, wish)
         self._hint_wishes(count)
         return WishAnswer(count=count)
 

@@ -19,6 +19,8 @@ from arl_gateway.live_routes import router as live_router
 from arl_gateway.node_routes import router as node_router
 from arl_gateway.nodes import NodeAdmin
 from arl_gateway.places import Places
+from arl_gateway.project_routes import router as project_router
+from arl_gateway.projects import ProjectAdmin
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.rate import RateLimiter
 from arl_gateway.reward_routes import router as reward_router
@@ -41,7 +43,7 @@ __all__ = ["build"]
 
 ROUTERS = (
     *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, reward_router),
-    *(trace_router, admin, node_router),
+    *(trace_router, admin, node_router, project_router),
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
@@ -117,6 +119,7 @@ def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySetti
     app.state.key_admin = KeyAdmin(store, app.state.keys)
     app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
     app.state.node_admin = NodeAdmin(store, peers, admission_url=settings.admission_url)
+    app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 
 
 def _drain(waiters: Waiters, live: Live) -> None:

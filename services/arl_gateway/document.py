@@ -32,7 +32,7 @@ TAGS = [
     {"name": "services", "description": "Reward models that score actions are answered by, and where they are"},
     {
         "name": "admin",
-        "description": "Nodes, keys, queues and the audit of all rows; takes a key with an `admin` scope",
+        "description": "Nodes, keys, projects, queues and the audit of all rows; takes a key with an `admin` scope",
     },
 ]
 SERVERS = [

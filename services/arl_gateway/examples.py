@@ -79,5 +79,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "limit": {"summary": "At most 5000 may wait", "value": {"max_queued": 5000}},
         "default": {"summary": "As many as this installation allows", "value": {"max_queued": None}},
         "pause": {"summary": "Nothing of it starts", "value": {"paused": True}},
+        "weight": {"summary": "Twice the share of a queue with weight 1", "value": {"weight": 2}},
     },
+    "change_project": {"weight": {"summary": "Half the share of a project with weight 1", "value": {"weight": 0.5}}},
 }

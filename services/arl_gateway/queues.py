@@ -32,6 +32,7 @@ class QueueAdmin:
             limits=wanted.limits,
             max_queued=wanted.max_queued,
             paused=wanted.paused,
+            weight=wanted.weight,
         )
         content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body)
         if WishAnswer.model_validate_json(content).count == 0:
@@ -59,4 +60,5 @@ def _shown(row: Row) -> Queue:
         waiting=row.waiting,
         running=row.running,
         paused=row.paused,
+        weight=row.weight,
     )

@@ -355,7 +355,7 @@ async def list_queues(
     responses=documented(*ANY, *BODY, NotFound),
 )
 async def change_queue(task: Name, body: ChangeQueue, caller: AdminWriter, queues: QueueService) -> Queue:
-    """Limit how many actions may wait for a task, pause it or let it go on."""
+    """Limit how many actions may wait for a task, weigh it beside others, pause it or let it go on."""
     return await queues.change(task, body, caller)
 
 

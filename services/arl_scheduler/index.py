@@ -6,7 +6,7 @@ believes and a poll contradicts is corrected by that poll.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -21,7 +21,7 @@ from arl_core.widths import expected_s
 from arl_scheduler.charges import Charges
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.homes import Hold, Home, Name
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, QueueWeight, class_of, pool_of
 from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
@@ -32,6 +32,8 @@ class Index:
         self._policy = policy or FirstComeFirstServed()
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
+        self.weights: Mapping[int, QueueWeight] = {}
+        """Of each queue that there was at the last poll."""
         self._ledger = Ledger()
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
@@ -128,6 +130,7 @@ class Index:
         """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
         self.mark = poll.mark
         self.nodes = {node.id: node for node in poll.nodes}
+        self.weights = poll.weights
         self._pause(poll.paused)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)

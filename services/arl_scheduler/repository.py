@@ -85,6 +85,10 @@ POLL = text(f"""
                       join node_beats on node_beats.node_id = nodes.id and node_beats.epoch = nodes.epoch
                      order by nodes.id) as n) as nodes,
            (select coalesce(json_agg(id), '[]')::text from queues where paused_at is not null) as paused,
+           (select coalesce(json_agg(w), '[]')::text
+              from (select queues.id, projects.id as project, queues.weight, projects.weight as project_weight
+                      from queues
+                      join projects on projects.id = queues.project_id) as w) as weights,
            (select coalesce(json_agg(e), '[]')::text
               from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
                            extract(epoch from created_at)::float8 as created,

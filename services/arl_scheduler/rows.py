@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +15,17 @@ from arl_core.states import State
 from arl_wire.actions import HOST
 from arl_wire.internal import QueuedAction
 
-__all__ = ["EnvironmentRow", "Held", "NodeRow", "PollResult", "class_of", "poll_result", "pool_of", "queued_rows"]
+__all__ = [
+    "EnvironmentRow",
+    "Held",
+    "NodeRow",
+    "PollResult",
+    "QueueWeight",
+    "class_of",
+    "poll_result",
+    "pool_of",
+    "queued_rows",
+]
 
 SHAPES = {"gpu": Shape.QUOTA}
 """Of what a node of a kind has; others have amounts that can be divided."""
@@ -75,6 +85,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueWeight:
+    """A task's share of what its project has, and its project's share of all."""
+
+    project: int
+    weight: float
+    project_weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PollResult:
     now: float
     mark: int
@@ -85,6 +104,8 @@ class PollResult:
     environments: tuple[EnvironmentRow, ...]
     paused: frozenset[int] = frozenset()
     """Queues of which nothing starts."""
+    weights: Mapping[int, QueueWeight] = field(default_factory=dict)
+    """Of each queue."""
 
 
 def poll_result(row: Any) -> PollResult:
@@ -97,6 +118,7 @@ def poll_result(row: Any) -> PollResult:
         nodes=tuple(_node(entry) for entry in json.loads(row.nodes)),
         environments=tuple(_environment(entry) for entry in json.loads(row.environments)),
         paused=frozenset(json.loads(row.paused)),
+        weights={entry.pop("id"): QueueWeight(**entry) for entry in json.loads(row.weights)},
     )
 
 

@@ -23,8 +23,11 @@ from support.system import System, running_system
 STRANGER = "tk_" + "s" * 32
 LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
 METHODS = ("get", "post", "put", "patch", "delete")
-OF_THE_INSTALLATION = {"/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/services", "/v1/services/{name}"}
-"""What belongs to no project: everyone sees it, administrators of the first project change it."""
+OF_THE_INSTALLATION = {
+    *("/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/services", "/v1/services/{name}"),
+    *("/v1/admin/projects", "/v1/admin/projects/{name}"),
+}
+"""What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`."""
 
 
 def the_document() -> dict[str, Any]:

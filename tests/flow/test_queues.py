@@ -73,6 +73,13 @@ async def test_a_limit_that_is_not_named_stays(api: httpx.AsyncClient) -> None:
     assert (await limit(api, {"paused": False})).json()["max_queued"] == 55
 
 
+async def test_a_weight_is_shown_as_it_was_given_and_stays(api: httpx.AsyncClient) -> None:
+    await submit(api, 1)
+    assert (await limit(api, {"weight": 0.1})).json()["weight"] == 0.1
+    await limit(api, {"paused": False})
+    assert (await the_queue(api))["weight"] == 0.1
+
+
 async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     await limit(api, {"max_queued": 77})
@@ -81,7 +88,15 @@ async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) 
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"max_queued": 0}, {"max_queued": 2**31}, {"paused": 3}, {"max_queued": 1, "stopped": True}]
+    "body",
+    [
+        {},
+        {"max_queued": 0},
+        {"max_queued": 2**31},
+        {"paused": 3},
+        {"weight": 0.001},
+        {"max_queued": 1, "stopped": True},
+    ],
 )
 async def test_what_cannot_be_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
     assert (await limit(api, body)).status_code == 422

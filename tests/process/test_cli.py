@@ -317,6 +317,15 @@ class TestQueues:
         assert "max-queued 7" in machine.cli("queues", "list").stdout
         assert "max_queued" not in self.queue(machine, "set", "limited", "--default")
 
+    def test_a_task_and_a_project_are_weighed(self, machine: Machine) -> None:
+        machine.cli("submit", "--task", "weighed", "--", "true")
+        assert self.queue(machine, "weight", "weighed", "2.5")["weight"] == 2.5
+        assert "weight 2.5" in machine.cli("queues", "list").stdout
+        assert "weight 0.5" in machine.cli("projects", "weight", "default", "0.5").stdout
+        listed = json.loads(machine.cli("projects", "list", "-o", "json").stdout)["items"]
+        assert ("default", 0.5) in {(project["name"], project["weight"]) for project in listed}
+        machine.cli("projects", "weight", "default", "1")
+
     @pytest.mark.parametrize("arguments", [("limited",), ("limited", "--max-queued", "1", "--default")])
     def test_it_takes_a_number_or_the_default(self, machine: Machine, arguments: tuple[str, ...]) -> None:
         assert machine.cli("queues", "set", *arguments, check=False).returncode == EXIT_USAGE

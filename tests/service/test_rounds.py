@@ -10,7 +10,9 @@ import pytest_asyncio
 
 from arl_core.fence import Fence
 from arl_scheduler import repository
+from arl_scheduler.index import Index
 from arl_scheduler.rounds import Rounds
+from arl_scheduler.rows import QueueWeight
 from arl_scheduler.settings import SchedulerSettings
 from arl_store.migrate import role_url
 from arl_store.wake import Notifier
@@ -260,6 +262,20 @@ class TestReclaim:
         async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
             (node,) = (await repository.poll(tx, mark=0)).nodes
         assert node.last_sign == await rows.value("select extract(epoch from pg_postmaster_start_time())::float8")
+
+
+class TestWeights:
+    async def test_a_poll_reads_those_of_queues_and_of_their_projects(self, rows: Rows) -> None:
+        other = await rows.value("insert into projects (name, weight) values ('other', 0.5) returning id")
+        theirs = await rows.queue_of("heavy", project=other)
+        await rows.execute("update queues set weight = 3 where id = $1", theirs)
+        async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
+            index = Index()
+            index.reconcile(await repository.poll(tx, mark=0))
+        assert index.weights == {
+            rows.queue: QueueWeight(project=rows.project, weight=1.0, project_weight=1.0),
+            theirs: QueueWeight(project=other, weight=3.0, project_weight=0.5),
+        }
 
 
 class TestTwoSchedulers:

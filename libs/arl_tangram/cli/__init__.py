@@ -19,6 +19,7 @@ from arl_tangram.cli import (
     lifecycle,
     logs,
     nodes,
+    projects,
     queues,
     scores,
     templates,
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     *(lifecycle, top, logs, doctor, audit, actions, trace, scores, environments),
-    *(keys, queues, nodes, templates, demo, bench),
+    *(keys, queues, projects, nodes, templates, demo, bench),
 )
 for module in COMMANDS:
     module.register(app)

@@ -1,4 +1,4 @@
-"""`queues`: how many actions may wait for each task, and how many do."""
+"""`queues`: how many actions may wait for each task, how many do, and its share beside other tasks."""
 
 import sys
 from typing import Annotated
@@ -48,6 +48,18 @@ def set_queue(
         _show(tangram.limit_queue(task, max_queued), output)
 
 
+@group.command("weight")
+def weigh_queue(
+    directory: DirOption,
+    task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
+    weight: Annotated[float, typer.Argument(min=0.01, max=100, help="Twice the weight, twice the share.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Give a task its share beside the other tasks of our project, for when they want more than there is."""
+    with connected(directory) as tangram:
+        _show(tangram.weigh_queue(task, weight), output)
+
+
 @group.command("pause")
 def pause_queue(
     directory: DirOption,
@@ -80,7 +92,8 @@ def _show(queue: Queue, output: Format) -> None:
 def _line(queue: Queue) -> str:
     limit = queue.max_queued if queue.max_queued is not None else "default"
     paused = "  paused" if queue.paused else ""
-    return f"{queue.task}  waiting {queue.waiting}  running {queue.running}  max-queued {limit}{paused}"
+    counts = f"waiting {queue.waiting}  running {queue.running}"
+    return f"{queue.task}  {counts}  max-queued {limit}  weight {queue.weight:g}{paused}"
 
 
 def _print_json(value: BaseModel) -> None:

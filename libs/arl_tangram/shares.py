@@ -1,0 +1,85 @@
+"""Queues and projects, for both clients: what waits in them, and which share of the nodes they have."""
+
+from abc import abstractmethod
+from typing import TypeVar
+
+from arl_tangram import administering
+from arl_tangram.operations import Operation
+from arl_wire.projects import ChangeProject, Project
+from arl_wire.queues import ChangeQueue, Queue
+
+__all__ = ["AsyncShares", "Shares"]
+
+Value = TypeVar("Value")
+
+
+class Shares:
+    _patience_s: float
+
+    def queues(self) -> list[Queue]:
+        """Those of our project, with what waits and runs now."""
+        return self._run(administering.list_queues(patience_s=self._patience_s))
+
+    def limit_queue(self, task: str, max_queued: int | None) -> Queue:
+        """How many actions may wait for a task; None: as many as the installation allows by default."""
+        return self._change_queue(task, ChangeQueue(max_queued=max_queued))
+
+    def pause_queue(self, task: str) -> Queue:
+        """Nothing of the task starts from now on; what was granted already goes on."""
+        return self._change_queue(task, ChangeQueue(paused=True))
+
+    def resume_queue(self, task: str) -> Queue:
+        return self._change_queue(task, ChangeQueue(paused=False))
+
+    def weigh_queue(self, task: str, weight: float) -> Queue:
+        """Its share beside the other tasks of our project, 0.01 to 100; 1 at first."""
+        return self._change_queue(task, ChangeQueue(weight=weight))
+
+    def projects(self) -> list[Project]:
+        """All, with a key of project `default`; ours with any other."""
+        return self._run(administering.list_projects(patience_s=self._patience_s))
+
+    def weigh_project(self, name: str, weight: float) -> Project:
+        """Its share beside the other projects, 0.01 to 100; 1 at first. Needs a key of project `default`."""
+        wanted = ChangeProject(weight=weight)
+        return self._run(administering.change_project(name, wanted, patience_s=self._patience_s))
+
+    def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
+        return self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+class AsyncShares:
+    """What each method does is said at `Shares`."""
+
+    _patience_s: float
+
+    async def queues(self) -> list[Queue]:
+        return await self._run(administering.list_queues(patience_s=self._patience_s))
+
+    async def limit_queue(self, task: str, max_queued: int | None) -> Queue:
+        return await self._change_queue(task, ChangeQueue(max_queued=max_queued))
+
+    async def pause_queue(self, task: str) -> Queue:
+        return await self._change_queue(task, ChangeQueue(paused=True))
+
+    async def resume_queue(self, task: str) -> Queue:
+        return await self._change_queue(task, ChangeQueue(paused=False))
+
+    async def weigh_queue(self, task: str, weight: float) -> Queue:
+        return await self._change_queue(task, ChangeQueue(weight=weight))
+
+    async def projects(self) -> list[Project]:
+        return await self._run(administering.list_projects(patience_s=self._patience_s))
+
+    async def weigh_project(self, name: str, weight: float) -> Project:
+        wanted = ChangeProject(weight=weight)
+        return await self._run(administering.change_project(name, wanted, patience_s=self._patience_s))
+
+    async def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
+        return await self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
+
+    @abstractmethod
+    async def _run(self, operation: Operation[Value]) -> Value: ...

@@ -1,0 +1,47 @@
+"""The public API of projects. A route parses, calls and returns."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from arl_gateway.projects import ProjectAdmin
+from arl_gateway.routes import ANY, BODY, JSON_BODY, Admin, AdminWriter
+from arl_kit.app import documented
+from arl_wire.actions import Name
+from arl_wire.errors import NotFound
+from arl_wire.projects import ChangeProject, Project, ProjectList
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+async def _projects(request: Request) -> ProjectAdmin:
+    projects: ProjectAdmin = request.app.state.project_admin
+    return projects
+
+
+ProjectService = Annotated[ProjectAdmin, Depends(_projects)]
+
+
+@router.get("/projects", operation_id="list_projects", response_model_exclude_none=True, responses=documented(*ANY))
+async def list_projects(
+    caller: Admin,
+    projects: ProjectService,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> ProjectList:
+    """All projects with their weights, for a key of project `default`; the caller's own for any other."""
+    return await projects.list(caller, cursor=cursor, limit=limit)
+
+
+@router.patch(
+    "/projects/{name:path}",
+    operation_id="change_project",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=documented(*ANY, *BODY, NotFound),
+)
+async def change_project(name: Name, body: ChangeProject, caller: AdminWriter, projects: ProjectService) -> Project:
+    """Weigh a project beside the others. Needs a key of project `default`."""
+    return await projects.change(name, body, caller)
