@@ -49,6 +49,8 @@ class Shares:
 
     def weigh(self, weights: Mapping[int, QueueWeight]) -> None:
         """From now on; what was charged stays. Tasks that are not named are projects of their own, of weight 1."""
+        if weights == self._weights:
+            return
         self._weights = weights
         self._siblings = {}
         for task in self._active:

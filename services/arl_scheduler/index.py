@@ -6,22 +6,23 @@ believes and a poll contradicts is corrected by that poll.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
+from arl_core.estimates import Estimates
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
 from arl_core.model import ActionClass, Amounts, Environment, Grant, Pod, Running, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.snapshot import AsDeclared, Durations, Snapshot
+from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_core.widths import expected_s
 from arl_scheduler.charges import Charges
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.homes import Hold, Home, Name
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, QueueWeight, class_of, pool_of
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
@@ -32,7 +33,6 @@ class Index:
         self._policy = policy or FirstComeFirstServed()
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
-        self.weights: Mapping[int, QueueWeight] = {}
         """Of each queue that there was at the last poll."""
         self._ledger = Ledger()
         self._waiting = WaitingIndex()
@@ -44,7 +44,7 @@ class Index:
         self._classes: dict[int, ActionClass] = {}
         self._deadlines = Deadlines()
         self._charges = Charges()
-        self.estimates: Durations = AsDeclared()
+        self.estimates = Estimates()
         self._living: Counter[int | None] | None = None
         """How many homes each node has; counted anew after one came, moved or went."""
         self._tombstones: set[Name] = set()
@@ -130,7 +130,7 @@ class Index:
         """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
         self.mark = poll.mark
         self.nodes = {node.id: node for node in poll.nodes}
-        self.weights = poll.weights
+        self._charges.shares.weigh(poll.weights)
         self._pause(poll.paused)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)

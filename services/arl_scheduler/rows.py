@@ -9,6 +9,7 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
+from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Shape
 from arl_core.states import State
@@ -20,7 +21,6 @@ __all__ = [
     "Held",
     "NodeRow",
     "PollResult",
-    "QueueWeight",
     "class_of",
     "poll_result",
     "pool_of",
@@ -82,15 +82,6 @@ class Held:
     retries: int
     granted: float
     started: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueWeight:
-    """A task's share of what its project has, and its project's share of all."""
-
-    project: int
-    weight: float
-    project_weight: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

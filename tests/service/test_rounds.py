@@ -8,11 +8,10 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
+from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
 from arl_scheduler import repository
-from arl_scheduler.index import Index
 from arl_scheduler.rounds import Rounds
-from arl_scheduler.rows import QueueWeight
 from arl_scheduler.settings import SchedulerSettings
 from arl_store.migrate import role_url
 from arl_store.wake import Notifier
@@ -270,9 +269,8 @@ class TestWeights:
         theirs = await rows.queue_of("heavy", project=other)
         await rows.execute("update queues set weight = 3 where id = $1", theirs)
         async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
-            index = Index()
-            index.reconcile(await repository.poll(tx, mark=0))
-        assert index.weights == {
+            poll = await repository.poll(tx, mark=0)
+        assert poll.weights == {
             rows.queue: QueueWeight(project=rows.project, weight=1.0, project_weight=1.0),
             theirs: QueueWeight(project=other, weight=3.0, project_weight=0.5),
         }
