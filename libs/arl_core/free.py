@@ -1,14 +1,14 @@
 """What is left of each pool while a round spends it, and where the next action goes."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_core.ledger import fits
-from arl_core.model import ActionClass, Amounts, Grant, Pool, Shape, Waiting, action_part, environment_part
+from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Grant, Pool, Shape, Waiting, action_part
 
 __all__ = ["ENVIRONMENT_HEADROOM", "FreeAmounts"]
 
@@ -81,13 +81,16 @@ class FreeAmounts:
         if pinned is not None:
             pool = self.pools.get(pinned)
             return pinned if pool is not None and pool.serving and self._fits(pinned, action.cls, needed) else None
-        if action.environment is not None:
-            nodes: Iterator[int] = (node for _, _, node in self._homes() if self._leaves_headroom(node, needed))
-        else:
-            levels = self._levels()
-            enough = bisect_left(levels, (needed.get(_CORES, 0), -1))
+        levels, cores = self._levels(), needed.get(_CORES, 0)
+        enough = bisect_left(levels, (cores, -1))
+        if enough == len(levels):
+            return None
+        if action.environment is None:
             nodes = (levels[at][1] for at in range(enough, len(levels)))
-        return next((node for node in nodes if self._fits(node, action.cls, needed)), None)
+            return next((node for node in nodes if self._fits(node, action.cls, needed)), None)
+        homes = (node for _, _, node in self._homes() if self.free[node].get(_CORES, 0) >= cores)
+        fitting = (node for node in homes if self._fits(node, action.cls, needed))
+        return next((node for node in fitting if self._leaves_headroom(node, needed)), None)
 
     def _grant(self, node: int, action: Waiting, amounts: Amounts, needed: Amounts, pinned: int | None) -> Grant:
         devices = self._take_devices(node, needed.get("gpu", 0)) if action.cls.shape is Shape.GROUP else ()
@@ -145,10 +148,11 @@ class FreeAmounts:
         if not self.environments[node]:
             return True
         free, capacity = self.free[node], self.pools[node].capacity
-        return all(
-            free.get(resource, 0) - amount >= capacity.get(resource, 0) // ENVIRONMENT_HEADROOM
-            for resource, amount in environment_part(needed).items()
-        )
+        for resource in ENVIRONMENT_RESOURCES:
+            amount = needed.get(resource)
+            if amount is not None and free.get(resource, 0) - amount < capacity[resource] // ENVIRONMENT_HEADROOM:
+                return False
+        return True
 
     def _devices(self, node: int) -> list[int]:
         return self.devices.get(node, [])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from uuid import UUID
 
-from arl_core.widths import Width, best_width
+from arl_core.curves import Width, best_width
 
 __all__ = ["Candidate", "reallocate"]
 

@@ -2,35 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
+from arl_core.curves import Curves
 from arl_core.fairness import Shares
-from arl_core.model import ActionClass, Pod, Pool, Running, TrajectoryName
+from arl_core.model import Pod, Pool, Running, TrajectoryName
 from arl_core.waiting import WaitingIndex
 
-__all__ = ["AsDeclared", "Durations", "Snapshot"]
-
-
-class Durations(Protocol):
-    """How long actions are expected to take. Orders and widths follow it, correctness never does."""
-
-    def seconds(self, cls: ActionClass, amount: int) -> float:
-        """Of an action of this class with so much of its elastic resource; of any other, `amount` is not looked at."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class AsDeclared:
-    """Nothing is known but what clients declare: every class takes `prior_s` at its minimum."""
-
-    prior_s: float = 1.0
-
-    def seconds(self, cls: ActionClass, amount: int) -> float:
-        elastic = cls.demand.elastic
-        if elastic is None:
-            return self.prior_s
-        return self.prior_s * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
+__all__ = ["Snapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +24,6 @@ class Snapshot:
     """Granted and running actions by node, then by id."""
     pods: Mapping[TrajectoryName, Pod] = field(default_factory=dict)
     """Of the living trajectories, where a policy gives them pods."""
-    estimates: Durations = field(default_factory=AsDeclared)
+    curves: Curves = field(default_factory=Curves)
+    """What durations are expected; its clock shows `now`."""
     shares: Shares = field(default_factory=Shares)

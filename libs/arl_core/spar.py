@@ -7,14 +7,14 @@ the time that the units would save those who wait. Between tasks: weighted fair 
 
 from dataclasses import dataclass, field
 
+from arl_core.curves import Width, best_width, units_of
 from arl_core.fairness import FairWalk, dominant_share
 from arl_core.free import FreeAmounts
-from arl_core.load import Loads, NodeLoad
+from arl_core.load import Loads
 from arl_core.model import Amounts, Grant, Plan, Resizable, Waiting, action_part, environment_part
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
 from arl_core.widening import Widening
-from arl_core.widths import Width, area_s, best_width, expected_s, main_resource, units_of
 
 __all__ = ["Spar", "SparConstants"]
 
@@ -64,7 +64,7 @@ class Spar:
 class _Round:
     def __init__(self, policy: Spar, snapshot: Snapshot) -> None:
         self._resizing, self._limit, self._constants = policy.resizing, policy.limit, policy.constants
-        self._snapshot = snapshot
+        self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._loads = Loads(snapshot)
         self._widening = Widening(
@@ -84,7 +84,7 @@ class _Round:
                 walk.leave_bucket()
             else:
                 grants.append(grant)
-                self._loads.of(grant.node, main_resource(action.cls)).waiting -= 1
+                self._loads.of(grant.node, self._curves.of(action.cls).resource).waiting -= 1
                 walk.advance(self._share_s(action, grant))
         if not self._resizing:
             return Plan(grants=tuple(grants))
@@ -99,60 +99,63 @@ class _Round:
 
     def _lead_s(self, bucket: Bucket) -> float:
         constants = self._constants
-        return min(constants.lead_limit_s, constants.lead_per_unit_s * area_s(self._loads.widths(bucket.cls)))
+        return min(constants.lead_limit_s, constants.lead_per_unit_s * self._curves.of(bucket.cls).area_s)
 
     def _start(self, action: Waiting) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""
         cls = action.cls
         elastic = cls.demand.elastic
-        if elastic is None or len(self._loads.widths(cls)) == 1:
+        if elastic is None or len(self._curves.of(cls).widths) == 1:
             return self._free.take(action, cls.demand.minimum)
         if self._resizing and elastic.resizable is not Resizable.NONE:
             return self._widening.admit(action)
         return self._start_wide(action)
 
     def _start_wide(self, action: Waiting) -> Grant | None:
-        """As wide as its price says: where all of that is free, or else where most is."""
-        load = self._loads.of(self._free.node_of(action), main_resource(action.cls))
-        wanted = self._priced(action, load, units=load.capacity) or self._loads.widths(action.cls)[0]
-        node = self._free.node_for(action, _amounts(action, wanted))
+        """As wide as its price says: where that fits best, or else where most is free."""
+        node = self._free.widest_for(action, action.cls.demand.minimum)
         if node is None:
-            node = self._free.widest_for(action, action.cls.demand.minimum)
-        if node is None or (width := self._width_on(node, action)) is None:
             return None
-        return self._free.take_on(node, action, _amounts(action, width))
+        wanted = self._priced(node, action, units=float("inf"))
+        node = self._free.node_for(action, _amounts(action, wanted)) or node
+        width = self._width_on(node, action)
+        return None if width is None else self._free.take_on(node, action, _amounts(action, width))
 
     def _width_on(self, node: int, action: Waiting) -> Width | None:
         """None where waiting for more units makes it end sooner: what the paper calls eviction."""
-        resource, widths = main_resource(action.cls), self._loads.widths(action.cls)
-        load = self._loads.of(node, resource)
-        free = units_of(resource, self._free.free[node].get(resource or "", 0))
-        headroom = round(self._constants.headroom * load.capacity)
-        width = self._priced(action, load, units=max(widths[0].units, free - headroom))
-        wanted = self._priced(action, load, units=load.capacity)
-        if width is None or wanted is None or width is wanted or self._is_overdue(action):
+        curve = self._curves.of(action.cls)
+        capacity = self._loads.of(node, curve.resource).capacity
+        free = units_of(curve.resource, self._free.free[node].get(curve.resource or "", 0))
+        headroom = round(self._constants.headroom * capacity)
+        width = self._priced(node, action, units=free - headroom)
+        wanted = self._priced(node, action, units=capacity)
+        if width is wanted or self._is_overdue(action):
             return width
-        until = self._loads.until_free(node, resource, wanted.units - free)
+        until = self._loads.until_free(node, curve.resource, wanted.units - free)
         is_better = until + wanted.seconds < self._constants.postpone_gain * width.seconds - _HARDLY_S
         return None if is_better else width
 
-    def _priced(self, action: Waiting, load: NodeLoad, *, units: float) -> Width | None:
+    def _priced(self, node: int, action: Waiting, *, units: float) -> Width:
+        """The best of those within `units`, or the smallest."""
+        curve = self._curves.of(action.cls)
+        load = self._loads.of(node, curve.resource)
         price = self._constants.price_factor * max(0.0, load.waiting - 1) / load.capacity
-        return best_width(self._loads.widths(action.cls), price=price, backlog_s=load.backlog_s, units=units)
+        backlog_s = self._loads.backlog_s(node, curve.resource, enough_s=curve.widths[0].seconds)
+        return best_width(curve.widths, price=price, backlog_s=backlog_s, units=units) or curve.widths[0]
 
     def _is_overdue(self, action: Waiting) -> bool:
         return self._snapshot.now - came(action) > self._constants.lead_limit_s
 
     def _share_s(self, action: Waiting, grant: Grant) -> float:
         """Seconds of the whole cell that it is expected to take."""
-        expected = expected_s(action.cls, grant.amounts, self._snapshot.estimates)
-        return dominant_share(action_part(grant.amounts), self._loads.total) * expected
+        share = dominant_share(action_part(grant.amounts), self._loads.total)
+        return share * self._curves.expected_s(action.cls, grant.amounts)
 
 
-def _amounts(action: Waiting, width: Width) -> dict[str, int]:
-    resource = main_resource(action.cls)
-    minimum = dict(action.cls.demand.minimum)
-    return minimum if resource is None else minimum | {resource: width.amount}
+def _amounts(action: Waiting, width: Width) -> Amounts:
+    """Of an elastic action."""
+    elastic = action.cls.demand.elastic
+    return {**action.cls.demand.minimum, elastic.resource: width.amount} if elastic else action.cls.demand.minimum
 
 
 _HARDLY_S = 0.05

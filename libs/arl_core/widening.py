@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from arl_core.curves import Curve, Width, units_of
 from arl_core.free import FreeAmounts
 from arl_core.ledger import fits
 from arl_core.load import Loads
 from arl_core.model import Grant, Plan, Resizable, Resize, Running, Waiting, action_part
 from arl_core.reallocation import Candidate, reallocate
 from arl_core.snapshot import Snapshot
-from arl_core.widths import Width, expected_s, remaining_s, units_of
 
 __all__ = ["NEARLY_DONE_S", "SETTLED_S", "Widening"]
 
@@ -96,7 +96,7 @@ class Widening:
             and each.cls.demand.elastic is not None
             and each.cls.demand.elastic.resizable is Resizable.ANY
             and now - each.since >= SETTLED_S
-            and remaining_s(each, self._snapshot.estimates, now=now) >= NEARLY_DONE_S
+            and self._snapshot.curves.remaining_s(each) >= NEARLY_DONE_S
         )
 
     def _on_node(self, node: int, starting: Sequence[Grant]) -> Iterator[Grant | Resize]:
@@ -112,13 +112,14 @@ class Widening:
         candidates += [self._newcomer(grant) for grant in starting]
         held = sum(map(_cores, running)) + sum(units_of(_CORES, grant.amounts[_CORES]) for grant in starting)
         headroom = min(free, round(self._headroom * load.capacity))
+        longest = max((each.rest_s for each in candidates), default=0.0)
         chosen = reallocate(
             candidates,
             units=held + free - claimed - headroom,
             waiting=load.waiting,
             price_factor=self._price_factor,
             capacity=load.capacity,
-            backlog_s=load.backlog_s,
+            backlog_s=self._loads.backlog_s(node, _CORES, enough_s=longest),
         )
         yield from self._changes(running, starting, chosen, budget=max(0.0, free - claimed - headroom))
 
@@ -127,7 +128,7 @@ class Widening:
     ) -> Iterator[Grant | Resize]:
         """Shrinks as they are, growths as far as what is free now goes: those who start before those who run."""
         for grant in starting:
-            widths = self._loads.widths(self._admitted[grant.fence.action_id].cls)
+            widths = self._curve(grant).widths
             width = _within(widths, chosen[grant.fence.action_id], budget + widths[0].units)
             budget -= width.units - widths[0].units
             if width is not widths[0]:
@@ -143,21 +144,24 @@ class Widening:
     def _candidate(self, each: Running) -> Candidate:
         widths, held = self._choices(each), _cores(each)
         place = next(at for at, width in enumerate(widths) if width.units == held)
-        rest = remaining_s(each, self._snapshot.estimates, now=self._snapshot.now)
+        rest = self._snapshot.curves.remaining_s(each)
         left = rest / widths[place].seconds
         return Candidate(each.fence.action_id, widths, 0 if self._may_shrink(each) else place, left)
 
+    def _curve(self, grant: Grant) -> Curve:
+        return self._snapshot.curves.of(self._admitted[grant.fence.action_id].cls)
+
     def _newcomer(self, grant: Grant) -> Candidate:
-        return Candidate(grant.fence.action_id, self._loads.widths(self._admitted[grant.fence.action_id].cls))
+        return Candidate(grant.fence.action_id, self._curve(grant).widths)
 
     def _choices(self, each: Running) -> Sequence[Width]:
         """The widths of its class, and what it has now, which may be none of them by what is known today."""
         if each.cls is None:
             raise ValueError(f"the class of {each.fence} is not known")
-        widths, held = self._loads.widths(each.cls), each.amounts[_CORES]
+        widths, held = self._snapshot.curves.of(each.cls).widths, each.amounts[_CORES]
         if any(width.amount == held for width in widths):
             return widths
-        now = Width(held, units_of(_CORES, held), expected_s(each.cls, each.amounts, self._snapshot.estimates))
+        now = Width(held, units_of(_CORES, held), self._snapshot.curves.expected_s(each.cls, each.amounts))
         return sorted((*widths, now), key=lambda width: width.amount)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
+from arl_core.curves import Curves
 from arl_core.estimates import Estimates
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
@@ -18,7 +19,6 @@ from arl_core.model import ActionClass, Amounts, Environment, Grant, Pod, Runnin
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
-from arl_core.widths import expected_s
 from arl_scheduler.charges import Charges
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.homes import Hold, Home, Name
@@ -45,6 +45,7 @@ class Index:
         self._deadlines = Deadlines()
         self._charges = Charges()
         self.estimates = Estimates()
+        self._curves = Curves(self.estimates)
         self._living: Counter[int | None] | None = None
         """How many homes each node has; counted anew after one came, moved or went."""
         self._tombstones: set[Name] = set()
@@ -95,7 +96,7 @@ class Index:
             name = self._home_of.get(grant.fence.action_id)
             pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
             self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
-            self._charges.granted(action, grant.amounts, expected_s(action.cls, grant.amounts, self.estimates))
+            self._charges.granted(action, grant.amounts, self._curves.expected_s(action.cls, grant.amounts))
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -155,7 +156,7 @@ class Index:
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at: most of it is this index's own."""
-        self._charges.now = now
+        self._charges.now = self._curves.now = now
         if self._living is None:
             self._living = Counter(home.node for home in self._homes.values() if not home.gone)
         homes = self._living
@@ -173,7 +174,7 @@ class Index:
                 for node in self.nodes.values()
             },
             pods=self._pods() if self._policy.has_pods else {},
-            estimates=self.estimates,
+            curves=self._curves,
             shares=self._charges.shares,
         )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arl_core.curves import Curves
 from arl_core.elasticity import Amdahl
 from arl_core.fairness import QueueWeight, Shares
 from arl_core.fence import Fence
@@ -30,6 +31,12 @@ class Known:
         return base if elastic is None else base * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
 
 
+def expecting(**known: float) -> Curves:
+    curves = Curves(Known(**known))
+    curves.now = NOW
+    return curves
+
+
 def fixed(key: int, cores: int = 1) -> ActionClass:
     return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
 
@@ -49,7 +56,7 @@ def running(number: int, cls: ActionClass, cores: int, *, node: int = 1, since: 
 
 
 def planned(policy: Spar, snapshot: Snapshot, **known: float) -> Plan:
-    return policy.plan(replace(snapshot, now=NOW, estimates=Known(**known)))
+    return policy.plan(replace(snapshot, now=NOW, curves=expecting(**known)))
 
 
 def granted(plan: Plan) -> dict[int, int]:
@@ -155,7 +162,7 @@ class TestShares:
         for action in queued:
             shares.begin(action.task)
         plan = SPAR.plan(
-            replace(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=400_000)]), shares=shares, estimates=Known())
+            replace(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=400_000)]), shares=shares, curves=expecting())
         )
         for grant in plan.grants:
             given_to[1 + grant.fence.action_id.int % 2] += 1

@@ -1,0 +1,146 @@
+"""How long actions of a class take at each width, and how wide one should be.
+
+«Units» are cores or devices, whatever the resource counts in; times are seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from arl_core.model import ActionClass, Amounts, Running
+
+__all__ = ["AsDeclared", "Curve", "Curves", "Durations", "Width", "best_width", "units_of"]
+
+FRESH_S = 1.0
+"""What was learnt of a class counts after so long at the latest: a round asks for hundreds of classes."""
+
+_CORES, _PER_CORE = "cpu_milli", 1000
+_LEAST_S = 0.05
+
+
+class Durations(Protocol):
+    """How long actions are expected to take. Orders and widths follow it, correctness never does."""
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        """Of an action of this class with so much of its elastic resource; of any other, `amount` is not looked at."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AsDeclared:
+    """Nothing is known but what clients declare: every class takes `prior_s` at its minimum."""
+
+    prior_s: float = 1.0
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        elastic = cls.demand.elastic
+        if elastic is None:
+            return self.prior_s
+        return self.prior_s * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """One choice of the elastic resource, and how long the action is expected to take with it."""
+
+    amount: int
+    units: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Of one class."""
+
+    resource: str | None
+    """What it is wide in: its elastic resource, else cores, else whatever it counts."""
+    widths: tuple[Width, ...]
+    """In rising order, each faster than all before it: more that brings nothing is no choice."""
+    by_amount: dict[int, float] = field(repr=False, compare=False)
+
+    @property
+    def area_s(self) -> float:
+        """Unit-seconds at the smallest width."""
+        return self.widths[0].units * self.widths[0].seconds
+
+
+def units_of(resource: str | None, amount: int) -> float:
+    return amount / _PER_CORE if resource == _CORES else float(amount)
+
+
+def best_width(
+    widths: Sequence[Width], *, price: float, backlog_s: float, units: float, left: float = 1.0
+) -> Width | None:
+    """Least own time plus the delay it causes to others; None where even the smallest is more than `units`.
+
+    `price` is what a unit-second costs those who wait, in seconds; nobody waits any more after `backlog_s`. `left` is
+    the part of the work that is to be done.
+    """
+    best, least = None, float("inf")
+    for width in widths:
+        if width.units > units:
+            break
+        own = left * width.seconds
+        cost = own + width.units * price * min(own, backlog_s)
+        if cost < least - 1e-12:
+            best, least = width, cost
+    return best
+
+
+class Curves:
+    """Made of `durations` when they are asked for, and again when something was learnt, but not all the time."""
+
+    def __init__(self, durations: Durations | None = None) -> None:
+        self.durations = durations or AsDeclared()
+        self.now = 0.0
+        """Whoever runs rounds sets it, by the clock that rounds go by."""
+        self._known: dict[int, tuple[float, Curve]] = {}
+        self._learnt: set[int] = set()
+
+    def of(self, cls: ActionClass) -> Curve:
+        known = self._known.get(cls.key)
+        if known is not None and (cls.key not in self._learnt or self.now - known[0] < FRESH_S):
+            return known[1]
+        curve = _curve(cls, self.durations)
+        self._known[cls.key] = (self.now, curve)
+        self._learnt.discard(cls.key)
+        return curve
+
+    def learnt(self, key: int) -> None:
+        """Of the class with this key, durations may be others now."""
+        self._learnt.add(key)
+
+    def expected_s(self, cls: ActionClass, amounts: Amounts) -> float:
+        """How long an action of this class takes with these amounts, from its start to its end."""
+        curve = self.of(cls)
+        amount = amounts.get(curve.resource, 0) if curve.resource is not None else 0
+        seconds = curve.by_amount.get(amount)
+        return seconds if seconds is not None else self.durations.seconds(cls, amount)
+
+    def remaining_s(self, running: Running) -> float:
+        """What is expected to be left. Who has overrun is taken to need half as long again (Tsafrir et al. 2007)."""
+        if running.cls is not None:
+            left = running.left * self.expected_s(running.cls, running.amounts) - (self.now - running.since)
+            if left > 0:
+                return left
+        return max((self.now - running.granted) / 2, _LEAST_S)
+
+
+def _curve(cls: ActionClass, durations: Durations) -> Curve:
+    resource, elastic = _resource(cls), cls.demand.elastic
+    least = cls.demand.minimum.get(resource, 0) if resource is not None else 0
+    by_amount = {amount: durations.seconds(cls, amount) for amount in (elastic.amounts if elastic else (least,))}
+    widths: list[Width] = []
+    for amount, seconds in by_amount.items():
+        if not widths or seconds < widths[-1].seconds:
+            widths.append(Width(amount, units_of(resource, amount), seconds))
+    return Curve(resource, tuple(widths), by_amount)
+
+
+def _resource(cls: ActionClass) -> str | None:
+    demand = cls.demand
+    if demand.elastic is not None:
+        return demand.elastic.resource
+    if demand.minimum.get(_CORES):
+        return _CORES
+    return next((name for name in sorted(demand.minimum) if name not in ("memory_mib", "disk_mib")), None)
