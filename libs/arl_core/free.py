@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeVar
 from uuid import UUID
 
@@ -28,6 +29,8 @@ class FreeAmounts:
     devices: dict[int, list[int]]
     environments: dict[int, int]
     placed: dict[UUID, int] = field(default_factory=dict)
+    _closed: tuple[int, ...] = ()
+    """To what is new; what lives there goes on."""
     _by_cores: list[tuple[int, int]] | None = None
     """Free cores and node, of those that take something new."""
     _by_homes: list[tuple[int, int, int]] | None = None
@@ -40,6 +43,7 @@ class FreeAmounts:
             free={node: dict(pool.free) for node, pool in pools.items()},
             devices={node: sorted(pool.free_devices) for node, pool in pools.items() if pool.free_devices},
             environments={node: pool.environments for node, pool in pools.items()},
+            _closed=tuple(node for node, pool in pools.items() if pool.serving and not pool.accepting),
         )
 
     def node_of(self, action: Waiting) -> int | None:
@@ -74,8 +78,16 @@ class FreeAmounts:
         pinned = self.node_of(action)
         if pinned is not None or action.environment is not None:
             return self.node_for(action, amounts)
-        fitting = (node for _, node in reversed(self._levels()) if self._fits(node, action.cls, amounts))
-        return next(fitting, None)
+        cores = amounts.get(_CORES, 0)
+        enough = takewhile(lambda level: level[0] >= cores, reversed(self._levels()))
+        return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
+
+    def has_cores(self, milli: int) -> bool:
+        """Whether any node has so many, for something new or for what lives there."""
+        levels = self._levels()
+        if levels and levels[-1][0] >= milli:
+            return True
+        return any(self.free[node].get(_CORES, 0) >= milli for node in self._closed)
 
     def _choose(self, action: Waiting, needed: Amounts, pinned: int | None) -> int | None:
         if pinned is not None:

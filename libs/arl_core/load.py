@@ -33,6 +33,7 @@ class Loads:
         self.total = total_amounts(pool.capacity for pool in snapshot.pools.values())
         """Capacity of all nodes together."""
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
+        self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}
 
     def of(self, node: int, resource: str | None) -> NodeLoad:
@@ -54,7 +55,7 @@ class Loads:
     def until_free(self, node: int, resource: str | None, units: float) -> float:
         """Seconds until running actions are expected to have given back so much more."""
         back = 0.0
-        for rest, held in sorted(self._rests(node, resource)):
+        for rest, held in self._rests(node, resource):
             back += held
             if back >= units:
                 return rest
@@ -88,9 +89,14 @@ class Loads:
             found[curve.resource] = (count + waiting, area + waiting * curve.area_s)
         return found
 
-    def _rests(self, node: int, resource: str | None) -> Iterable[tuple[float, float]]:
-        """What each running action is expected to need still, and its units."""
-        remaining_s = self._snapshot.curves.remaining_s
-        for each in self._snapshot.running.get(node, {}).values():
-            if held := each.amounts.get(resource or "", 0):
-                yield remaining_s(each), units_of(resource, held)
+    def _rests(self, node: int, resource: str | None) -> list[tuple[float, float]]:
+        """What each running action is expected to need still, and its units; the least first."""
+        known = self._running.get((node, resource))
+        if known is None:
+            remaining_s, name = self._snapshot.curves.remaining_s, resource or ""
+            running = self._snapshot.running.on(node).values()
+            found = [
+                (remaining_s(each), units_of(resource, each.amounts[name])) for each in running if name in each.amounts
+            ]
+            known = self._running[node, resource] = sorted(found)
+        return known

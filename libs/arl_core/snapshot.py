@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from arl_core.curves import Curves
 from arl_core.fairness import Shares
-from arl_core.model import Pod, Pool, Running, TrajectoryName
+from arl_core.model import Pod, Pool, TrajectoryName
+from arl_core.running import RunningIndex
 from arl_core.waiting import WaitingIndex
 
 __all__ = ["Snapshot"]
@@ -20,8 +20,7 @@ class Snapshot:
     waiting: WaitingIndex
     pools: Mapping[int, Pool]
     """By node."""
-    running: Mapping[int, Mapping[UUID, Running]] = field(default_factory=dict)
-    """Granted and running actions by node, then by id."""
+    running: RunningIndex = field(default_factory=RunningIndex)
     pods: Mapping[TrajectoryName, Pod] = field(default_factory=dict)
     """Of the living trajectories, where a policy gives them pods."""
     curves: Curves = field(default_factory=Curves)

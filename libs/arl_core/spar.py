@@ -67,6 +67,7 @@ class _Round:
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._loads = Loads(snapshot)
+        self._buckets = list(snapshot.waiting.buckets())
         self._widening = Widening(
             snapshot,
             self._free,
@@ -78,7 +79,10 @@ class _Round:
     def plan(self) -> Plan:
         grants: list[Grant] = []
         walk = self._walk()
+        least = min((bucket.cls.demand.minimum.get("cpu_milli", 0) for bucket in self._buckets), default=0)
         while (action := walk.head) is not None and len(grants) < self._limit:
+            if not self._resizing and not self._free.has_cores(least):
+                break
             grant = self._start(action)
             if grant is None:
                 walk.leave_bucket()
@@ -92,7 +96,7 @@ class _Round:
 
     def _walk(self) -> FairWalk:
         tasks: dict[int, list[Bucket]] = {}
-        for bucket in self._snapshot.waiting.buckets():
+        for bucket in self._buckets:
             tasks.setdefault(bucket.key.task, []).append(bucket)
         walks = {task: Walk(buckets, lead_s=self._lead_s) for task, buckets in tasks.items()}
         return FairWalk(walks, self._snapshot.shares, strictness=self._constants.strictness)
@@ -129,10 +133,10 @@ class _Round:
         headroom = round(self._constants.headroom * capacity)
         width = self._priced(node, action, units=free - headroom)
         wanted = self._priced(node, action, units=capacity)
-        if width is wanted or self._is_overdue(action):
+        worthwhile_s = self._constants.postpone_gain * width.seconds - _HARDLY_S - wanted.seconds
+        if width is wanted or worthwhile_s <= 0 or self._is_overdue(action):
             return width
-        until = self._loads.until_free(node, curve.resource, wanted.units - free)
-        is_better = until + wanted.seconds < self._constants.postpone_gain * width.seconds - _HARDLY_S
+        is_better = self._loads.until_free(node, curve.resource, wanted.units - free) < worthwhile_s
         return None if is_better else width
 
     def _priced(self, node: int, action: Waiting, *, units: float) -> Width:

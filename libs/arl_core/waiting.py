@@ -57,6 +57,11 @@ class Bucket:
     def __len__(self) -> int:
         return len(self._live)
 
+    @property
+    def first(self) -> Waiting:
+        """Of a bucket in which some wait."""
+        return self._heap[0][3]
+
     def __iter__(self) -> Iterator[Waiting]:
         """The bucket must not change while it is walked."""
         return (entry[3] for entry in self.entries())
@@ -83,7 +88,7 @@ class Bucket:
         self._live.pop(action_id, None)
         heap, live = self._heap, self._live
         while heap and live.get(heap[0][1]) != heap[0][2]:
-            heappop(heap)
+            heappop(heap)  # `first` is always one that waits
         if len(heap) > 64 and len(heap) > 2 * len(live):
             self._heap = [entry for entry in heap if live.get(entry[1]) == entry[2]]
             heapify(self._heap)
@@ -94,28 +99,20 @@ def _as_it_came(bucket: Bucket) -> float:
 
 
 class Walk:
-    """The actions of some buckets, one by one: higher priority first, then by when they came plus their bucket's lead.
+    """The actions of buckets that are not empty: higher priority first, then by when they came plus a bucket's lead.
 
     Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n).
     """
 
     def __init__(self, buckets: Iterable[Bucket], *, lead_s: Callable[[Bucket], float] = _as_it_came) -> None:
-        self._heads: list[tuple[int, float, UUID, int]] = []
-        self._entries: list[Iterator[tuple[float, UUID, int, Waiting]]] = []
-        self._leads: list[float] = []
-        self._actions: list[Waiting] = []
-        self._buckets: list[Bucket] = []
-        for bucket in buckets:
-            entries = bucket.entries()
-            first = next(entries, None)
-            if first is None:
-                continue
-            at, lead = len(self._entries), lead_s(bucket)
-            self._entries.append(entries)
-            self._leads.append(lead)
-            self._actions.append(first[3])
-            self._buckets.append(bucket)
-            self._heads.append((-bucket.key.priority, first[0] + lead, first[1], at))
+        self._buckets = list(buckets)
+        self._leads = [lead_s(bucket) for bucket in self._buckets]
+        self._actions = [bucket.first for bucket in self._buckets]
+        self._entries: list[Iterator[tuple[float, UUID, int, Waiting]] | None] = [None] * len(self._buckets)
+        self._heads = [
+            (-bucket.key.priority, came(action) + lead, action.id, at)
+            for at, (bucket, lead, action) in enumerate(zip(self._buckets, self._leads, self._actions, strict=True))
+        ]
         heapify(self._heads)
 
     @property
@@ -136,7 +133,11 @@ class Walk:
     def advance(self) -> None:
         """To the next action."""
         priority, _, _, at = self._heads[0]
-        following = next(self._entries[at], None)
+        entries = self._entries[at]
+        if entries is None:
+            entries = self._entries[at] = self._buckets[at].entries()
+            next(entries)
+        following = next(entries, None)
         if following is None:
             heappop(self._heads)
         else:

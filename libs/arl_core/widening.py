@@ -10,6 +10,7 @@ from arl_core.ledger import fits
 from arl_core.load import Loads
 from arl_core.model import Grant, Plan, Resizable, Resize, Running, Waiting, action_part
 from arl_core.reallocation import Candidate, reallocate
+from arl_core.running import is_resizable
 from arl_core.snapshot import Snapshot
 
 __all__ = ["NEARLY_DONE_S", "SETTLED_S", "Widening"]
@@ -31,9 +32,8 @@ class Widening:
         self._snapshot, self._free, self._loads = snapshot, free, loads
         self._price_factor, self._headroom = price_factor, headroom
         self._admitted: dict[UUID, Waiting] = {}
-        self._claimed: dict[int, float] = {}
-        """Units that would be used if others shrank, by node."""
-        self._excess: dict[int, float] = {}
+        self._claimed: dict[int, int] = {}
+        """Milli-cores that would be used if others shrank, by node."""
 
     def admit(self, action: Waiting) -> Grant | None:
         """At its smallest width; or None, and it has a claim on what others may be shrunk by."""
@@ -52,7 +52,9 @@ class Widening:
                 starting.setdefault(grant.node, []).append(grant)
         wider: dict[UUID, Grant] = {}
         resizes: list[Resize] = []
-        for node in sorted(starting.keys() | self._claimed.keys() | self._resizable_nodes()):
+        for node in sorted(starting.keys() | self._claimed.keys() | self._snapshot.running.stirred):
+            if not self._can_change(node):
+                continue
             for change in self._on_node(node, starting.get(node, ())):
                 if isinstance(change, Grant):
                     wider[change.fence.action_id] = change
@@ -60,34 +62,27 @@ class Widening:
                     resizes.append(change)
         return Plan(grants=tuple(wider.get(grant.fence.action_id, grant) for grant in grants), resizes=tuple(resizes))
 
+    def _can_change(self, node: int) -> bool:
+        """Whether anything is free or could be given up."""
+        free = self._free.free.get(node)
+        return free is not None and (free.get(_CORES, 0) > 0 or self._snapshot.running.spare(node) > 0)
+
     def _claim(self, action: Waiting) -> None:
         minimum = action.cls.demand.minimum
-        needed = units_of(_CORES, minimum.get(_CORES, 0))
+        cores = minimum.get(_CORES, 0)
+        node = self._free.node_of(action)
+        if node is None:
+            node = max(self._free.free, key=lambda each: (self._unclaimed(each), -each), default=None)
+        if node is None or node not in self._free.free or self._unclaimed(node) < cores:
+            return
         others = {name: amount for name, amount in action_part(minimum).items() if name != _CORES}
-        pinned = self._free.node_of(action)
-        for node in (pinned,) if pinned is not None else sorted(self._resizable_nodes()):
-            if node not in self._snapshot.pools or not fits(others, self._free.free[node]):
-                continue
-            spare = units_of(_CORES, self._free.free[node].get(_CORES, 0)) + self._excess_on(node)
-            if self._claimed.get(node, 0.0) + needed <= spare:
-                self._claimed[node] = self._claimed.get(node, 0.0) + needed
-                return
+        if fits(others, self._free.free[node]):
+            self._claimed[node] = self._claimed.get(node, 0) + cores
 
-    def _resizable_nodes(self) -> set[int]:
-        return {node for node, running in self._snapshot.running.items() if any(map(_is_resizable, running.values()))}
-
-    def _excess_on(self, node: int) -> float:
-        """Units that those who run there could give up, or are giving up already."""
-        if node not in self._excess:
-            running = self._snapshot.running.get(node, {}).values()
-            self._excess[node] = sum(_cores(each) - self._least_units(each) for each in running if _is_resizable(each))
-        return self._excess[node]
-
-    def _least_units(self, each: Running) -> float:
-        if each.changing_to is not None:
-            return units_of(_CORES, each.changing_to[_CORES])
-        candidate = self._candidate(each)
-        return candidate.widths[candidate.least].units
+    def _unclaimed(self, node: int) -> int:
+        """Milli-cores that are free, or that those who run there could give up or are giving up already."""
+        free = self._free.free[node].get(_CORES, 0)
+        return free + self._snapshot.running.spare(node) - self._claimed.get(node, 0)
 
     def _may_shrink(self, each: Running) -> bool:
         now = self._snapshot.now
@@ -102,11 +97,11 @@ class Widening:
     def _on_node(self, node: int, starting: Sequence[Grant]) -> Iterator[Grant | Resize]:
         running = [
             each
-            for each in self._snapshot.running.get(node, {}).values()
-            if _is_resizable(each) and each.changing_to is None and each.started is not None
+            for each in self._snapshot.running.on(node).values()
+            if is_resizable(each) and each.changing_to is None and each.started is not None
         ]
         load = self._loads.of(node, _CORES)
-        claimed = self._claimed.get(node, 0.0)
+        claimed = units_of(_CORES, self._claimed.get(node, 0))
         free = units_of(_CORES, self._free.free[node].get(_CORES, 0))
         candidates = [self._candidate(each) for each in running]
         candidates += [self._newcomer(grant) for grant in starting]
@@ -163,11 +158,6 @@ class Widening:
             return widths
         now = Width(held, units_of(_CORES, held), self._snapshot.curves.expected_s(each.cls, each.amounts))
         return sorted((*widths, now), key=lambda width: width.amount)
-
-
-def _is_resizable(each: Running) -> bool:
-    elastic = each.cls.demand.elastic if each.cls is not None else None
-    return elastic is not None and elastic.resource == _CORES and elastic.resizable is not Resizable.NONE
 
 
 def _cores(each: Running) -> float:

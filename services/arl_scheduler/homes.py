@@ -1,12 +1,13 @@
 """What the index remembers of an environment and of a grant."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Amounts, Running, TrajectoryName
 
-__all__ = ["Hold", "Home", "Name"]
+__all__ = ["Hold", "Home", "HomesByNode", "Name"]
 
 Name = TrajectoryName
 
@@ -18,6 +19,8 @@ class Home:
     name: Name
     id: UUID
     node: int | None = None
+    counted: int | None = None
+    """The node among whose homes it is counted."""
     began: float = float("inf")
     """When the first action of its trajectory that is known was submitted."""
     known: bool = False
@@ -34,6 +37,27 @@ class Home:
     """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
     offered: tuple[UUID, UUID, int | None] | None = None
     """The candidate, with the environment and node it was offered for."""
+
+
+class HomesByNode:
+    """How many each node has."""
+
+    def __init__(self) -> None:
+        self._living: Counter[int] = Counter()
+
+    def on(self, node: int) -> int:
+        return self._living[node]
+
+    def count(self, home: Home) -> None:
+        """Where it is now, if it lives."""
+        node = None if home.gone else home.node
+        if node == home.counted:
+            return
+        if home.counted is not None:
+            self._living[home.counted] -= 1
+        if node is not None:
+            self._living[node] += 1
+        home.counted = node
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from arl_core.estimates import Estimates
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
-from arl_core.model import ActionClass, Amounts, Environment, Grant, Pod, Running, Waiting
+from arl_core.model import ActionClass, Amounts, Environment, Grant, Pod, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.running import RunningIndex
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.charges import Charges
 from arl_scheduler.deadlines import Deadlines
-from arl_scheduler.homes import Hold, Home, Name
+from arl_scheduler.homes import Hold, Home, HomesByNode, Name
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_wire.internal import QueuedAction
 
@@ -40,14 +41,13 @@ class Index:
         self._home_of: dict[UUID, Name] = {}
         self._homes: dict[Name, Home] = {}
         self._holds: dict[UUID, Hold] = {}
-        self._running: dict[int, dict[UUID, Running]] = {}
+        self._running = RunningIndex()
         self._classes: dict[int, ActionClass] = {}
         self._deadlines = Deadlines()
         self._charges = Charges()
         self.estimates = Estimates()
         self._curves = Curves(self.estimates)
-        self._living: Counter[int | None] | None = None
-        """How many homes each node has; counted anew after one came, moved or went."""
+        self._living = HomesByNode()
         self._tombstones: set[Name] = set()
         """Homes that are gone and whose names are taken still."""
         self._paused: frozenset[int] = frozenset()
@@ -157,9 +157,6 @@ class Index:
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at: most of it is this index's own."""
         self._charges.now = self._curves.now = now
-        if self._living is None:
-            self._living = Counter(home.node for home in self._homes.values() if not home.gone)
-        homes = self._living
         return Snapshot(
             now=now,
             waiting=self._waiting,
@@ -169,7 +166,7 @@ class Index:
                     node,
                     free=self._ledger.free(node.id),
                     alive=now - max(node.last_sign, watching_since) <= silent_after_s,
-                    homes=homes[node.id],
+                    homes=self._living.on(node.id),
                 )
                 for node in self.nodes.values()
             },
@@ -245,7 +242,6 @@ class Index:
         if home.gone and home.deleted and home.busy is None:
             home.id, home.node, home.began = uuid4(), None, float("inf")
             home.known = home.assumed = home.gone = home.deleted = False
-            self._living = None
         free = home.busy is None and not home.gone and not home.deleted and not home.returning
         offer = (home.line[0], home.id, home.node) if home.line and free else None
         if offer != home.offered:
@@ -258,7 +254,8 @@ class Index:
         if not home.line and home.busy is None and not home.known and not home.assumed:
             self._ledger.release(home.id)
             self._homes.pop(home.name, None)
-            self._living = None
+            home.node = None
+        self._living.count(home)
 
     def _offer(self, action: Waiting) -> None:
         if action.task not in self._paused:
@@ -294,7 +291,7 @@ class Index:
         action_id = hold.fence.action_id
         self._holds[action_id] = hold
         self._charges.shares.begin(hold.task)
-        self._running.setdefault(hold.node, {})[action_id] = hold.running()
+        self._running.add(hold.running())
         at_home, in_pod = hold.home is not None, hold.pod is not None
         held = self._policy.action_holds(hold.amounts, at_home=at_home, in_pod=in_pod)
         self._ledger.take(action_id, hold.node, held)
@@ -305,14 +302,13 @@ class Index:
         home = self._homes[hold.home]
         if home.node is None:
             home.node, home.assumed = hold.node, True
-            self._living = None
             self._ledger.take(home.id, hold.node, self._policy.environment_holds(hold.amounts))
         home.busy = action_id
         self._promote(home)
 
     def _release(self, action_id: UUID) -> None:
         hold = self._holds.pop(action_id)
-        del self._running[hold.node][action_id]
+        self._running.discard(action_id)
         self._charges.released(hold)
         self._released.append(action_id)
         self._ledger.release(action_id)
@@ -335,7 +331,6 @@ class Index:
             if home is not None and not home.known and home.busy is None:
                 self._ledger.release(home.id)
                 home.node, home.assumed = None, False
-                self._living = None
                 self._promote(home)
 
     def _adopt(self, row: Held) -> None:
@@ -367,7 +362,6 @@ class Index:
             home.id = row.id
         home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
         home.began = min(home.began, row.created)
-        self._living = None
         (self._tombstones.add if row.gone and not row.deleted else self._tombstones.discard)(name)
         if row.gone:
             self._ledger.release(home.id)

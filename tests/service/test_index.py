@@ -378,7 +378,7 @@ class LeaderAndRows(RuleBasedStateMachine):
             action.id: (action.grant_no, action.environment and self.known(action.environment))
             for action in snapshot.waiting.in_order()
         }
-        running = [each for on_node in snapshot.running.values() for each in on_node.values()]
+        running = [each for node in snapshot.pools for each in snapshot.running.on(node).values()]
         held = {each.fence: (each.node, dict(each.amounts)) for each in running}
         return index.waiting, candidates, held, [dict(pool.free) for pool in snapshot.pools.values()]
 

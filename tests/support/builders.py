@@ -8,6 +8,7 @@ from arl_core.elasticity import Amdahl
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
 from arl_core.reclaim import HeldRow, NodeLease
+from arl_core.running import RunningIndex
 from arl_core.snapshot import Snapshot
 from arl_core.states import State
 from arl_core.waiting import WaitingIndex
@@ -91,9 +92,9 @@ def a_snapshot(
     index = WaitingIndex()
     for action in queued:
         index.add(action)
-    on_nodes: dict[int, dict[UUID, Running]] = {}
+    on_nodes = RunningIndex()
     for each in running:
-        on_nodes.setdefault(each.node, {})[each.fence.action_id] = each
+        on_nodes.add(each)
     return Snapshot(now=1000.0, waiting=index, pools={pool.node: pool for pool in pools}, running=on_nodes)
 
 

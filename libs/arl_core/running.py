@@ -1,0 +1,64 @@
+"""What runs where, so that a round looks only at nodes on which something happened."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from arl_core.model import Resizable, Running
+
+__all__ = ["RunningIndex", "is_resizable"]
+
+_NOTHING: Mapping[UUID, Running] = {}
+
+
+def is_resizable(running: Running) -> bool:
+    """Whether it may be given other amounts at all."""
+    elastic = running.cls.demand.elastic if running.cls is not None else None
+    return elastic is not None and elastic.resizable is not Resizable.NONE
+
+
+class RunningIndex:
+    """Granted and running actions by node. Each id is at most once in it."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, dict[UUID, Running]] = {}
+        self._node_of: dict[UUID, int] = {}
+        self._spare: dict[int, int] = {}
+        self._stirred: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+    def on(self, node: int) -> Mapping[UUID, Running]:
+        return self._nodes.get(node, _NOTHING)
+
+    def spare(self, node: int) -> int:
+        """What those who may be shrunk have there beyond their minimum, in amounts of what they are elastic in."""
+        return self._spare.get(node, 0)
+
+    @property
+    def stirred(self) -> frozenset[int]:
+        """Nodes on which something began, ended or changed since `calm`."""
+        return frozenset(self._stirred)
+
+    def calm(self) -> None:
+        """A round has seen all."""
+        self._stirred.clear()
+
+    def add(self, running: Running) -> None:
+        """A new one, or new amounts of one that is known."""
+        self.discard(running.fence.action_id)
+        self._nodes.setdefault(running.node, {})[running.fence.action_id] = running
+        self._node_of[running.fence.action_id] = running.node
+        self._count(running, 1)
+
+    def discard(self, action_id: UUID) -> None:
+        node = self._node_of.pop(action_id, None)
+        if node is not None:
+            self._count(self._nodes[node].pop(action_id), -1)
+
+    def _count(self, running: Running, sign: int) -> None:
+        self._stirred.add(running.node)
+        elastic = running.cls.demand.elastic if running.cls is not None else None
+        if elastic is not None and elastic.resizable is Resizable.ANY:
+            beyond = running.amounts.get(elastic.resource, 0) - elastic.amounts[0]
+            self._spare[running.node] = self._spare.get(running.node, 0) + sign * beyond
