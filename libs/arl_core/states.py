@@ -7,7 +7,7 @@ here cannot happen to a row.
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EDGES", "MANAGERS", "Edge", "Outcome", "Role", "State"]
+__all__ = ["EDGES", "MANAGERS", "RAN_TO_ITS_END", "Edge", "Outcome", "Role", "State"]
 
 
 class State(StrEnum):
@@ -25,6 +25,10 @@ class Outcome(StrEnum):
     INFRA_ERROR = "infra_error"  # ours, not its; the reason says what
     DEADLINE_IN_QUEUE = "deadline_in_queue"  # its deadline passed before it started
     CANCELLED = "cancelled"  # the client's wish was in time
+
+
+RAN_TO_ITS_END = frozenset({Outcome.OK, Outcome.USER_ERROR})
+"""How long these took says how long others will."""
 
 
 class Role(StrEnum):

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from arl_core.fence import Fence
+from arl_core.states import RAN_TO_ITS_END
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.loops import PollLoop
@@ -21,7 +22,7 @@ from arl_manager.metrics import ManagerMetrics
 from arl_manager.settings import ManagerSettings
 from arl_store.tx import Row, Store, WriteTx, is_temporary
 from arl_store.wake import Notifier
-from arl_wire.internal import FenceBody, FreedHint, GrantBody
+from arl_wire.internal import FenceBody, FreedHint, GrantBody, RunBody
 
 __all__ = ["Grants", "Hardware", "HeldRow", "Report", "Settled", "fence_of", "grant_of"]
 
@@ -45,6 +46,12 @@ class Report(Protocol):
 
     @property
     def outcome(self) -> str: ...
+
+    @property
+    def run_us(self) -> int: ...
+
+    @property
+    def cpu_us(self) -> int: ...
 
     @property
     def weight(self) -> int:
@@ -243,8 +250,8 @@ class Grants(Generic[AnyReport]):
             else:
                 return
 
-    def hint_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence]) -> None:
-        body = FreedHint(fences=_bodies(fences), requeued=_bodies(requeued))
+    def hint_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence], runs: Iterable[AnyReport] = ()) -> None:
+        body = FreedHint(fences=_bodies(fences), requeued=_bodies(requeued), runs=[_run(report) for report in runs])
         self._peers.hint(f"{self._settings.scheduler_url}/internal/freed", body)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -289,7 +296,8 @@ class Grants(Generic[AnyReport]):
             self._hardware.settling(report)
             self._give_back(report.fence)
         self._notifier.notify()
-        self.hint_freed(fences, requeued=requeued)
+        ended = [each for each in reports if each.fence in settled and each.outcome in RAN_TO_ITS_END]
+        self.hint_freed(fences, requeued=requeued, runs=ended)
         await self._hardware.acknowledge(fences)
 
     def _count(self, reports: Sequence[AnyReport], settled: Set[Fence], requeued: Set[Fence]) -> None:
@@ -334,3 +342,8 @@ def _fence_of_row(row: HeldRow) -> Fence:
 
 def _bodies(fences: Iterable[Fence]) -> list[FenceBody]:
     return [FenceBody(id=fence.action_id, grant_no=fence.grant_no) for fence in fences]
+
+
+def _run(report: Report) -> RunBody:
+    fence = report.fence
+    return RunBody(id=fence.action_id, grant_no=fence.grant_no, run_us=report.run_us, cpu_us=report.cpu_us)

@@ -34,6 +34,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "update (lost_at, end_reason, changed_xid) on environments",
         "insert, update on leader_term",
         "insert, update on leader_lease",
+        "insert, update, delete on class_estimates",
     ),
     Role.CPU: (
         "update (state, outcome, reason, failures, admitted_xid, granted_at, started_at, settled_at, run_us,"

@@ -24,6 +24,8 @@ class ExecOptions(TypedDict, total=False):
     """A shell that stays open in the trajectory's environment; it runs `command`."""
     command: str
     trajectory: str
+    profile: str
+    """What runs here, where that is more than the program's name: how long it takes is learnt apart."""
     step: int
     scope: Literal["ephemeral", "trajectory"]
     """Default: `trajectory` where a trajectory is named, else `ephemeral`."""
@@ -49,6 +51,8 @@ class ExecOptions(TypedDict, total=False):
     pids: int
     parallel_fraction: float
     """Amdahl fraction of the elastic range of `cpu`."""
+    resizable: Literal["none", "grow", "any"]
+    """Whether its cores may change inside that range while it runs."""
     priority: int
     deadline_s: float
     retries: int
@@ -59,8 +63,8 @@ class ExecOptions(TypedDict, total=False):
 
 _DEMAND = ("memory_mib", "disk_mib", "pids")
 _FLAT = (
-    "task", "trajectory", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd", "timeout_s",
-    "priority", "deadline_s", "retries", "idempotent", "labels",
+    "task", "trajectory", "profile", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
+    "timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 
 
@@ -80,6 +84,8 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
         body["demand"]["cpu"] = {"min": cpu[0], "max": cpu[1]} if isinstance(cpu, tuple) else cpu
     if "parallel_fraction" in given:
         body["elasticity"] = {"model": "amdahl", "parallel_fraction": given["parallel_fraction"]}
+    if "resizable" in given:
+        body["elasticity"] = {"model": "none", **body.get("elasticity", {}), "resizable": given["resizable"]}
     return _checked(body)
 
 

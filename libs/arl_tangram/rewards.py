@@ -25,6 +25,7 @@ class ScoreOptions(TypedDict, total=False):
 
     task: str
     trajectory: str
+    profile: str
     step: int
     timeout_s: float
     priority: int

@@ -61,6 +61,7 @@ Text = Annotated[str, AfterValidator(no_nul)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=64)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
@@ -147,6 +148,11 @@ class SubmitAction(Strict):
     kind: Literal["exec", "score", "environment.create", "environment.files", "environment.transfer"] = "exec"
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
+    profile: ProfileName | None = Field(
+        default=None,
+        description="What runs here, for those who learn how long it takes: a repository's test suite, say. Left out: "
+        "the program's name",
+    )
     step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
     environment: EnvironmentRequest = EnvironmentRequest()
     argv: list[Text] | None = Field(

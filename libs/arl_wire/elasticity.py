@@ -11,14 +11,22 @@ __all__ = ["MAX_CPU", "Amdahl", "NoElasticity", "Table"]
 MAX_CPU = 4096
 
 
-class Amdahl(Strict):
+class _Resizable(Strict):
+    resizable: Literal["none", "grow", "any"] = Field(
+        default="none",
+        description="Whether its cores may change while it runs. `any`: it starts workers for its maximum and goes on "
+        "with fewer cores. `grow`: only more of them help it",
+    )
+
+
+class Amdahl(_Resizable):
     """d(k) = d(1) * ((1 - f) + f / k)."""
 
     model: Literal["amdahl"]
     parallel_fraction: float = Field(ge=0, le=1)
 
 
-class Table(Strict):
+class Table(_Resizable):
     """Measured seconds by number of cores."""
 
     model: Literal["table"]
@@ -38,7 +46,7 @@ class Table(Strict):
         return self
 
 
-class NoElasticity(Strict):
+class NoElasticity(_Resizable):
     """More cores bring nothing."""
 
     model: Literal["none"]

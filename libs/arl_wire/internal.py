@@ -35,6 +35,7 @@ __all__ = [
     "ResizeBatch",
     "ResizeBody",
     "ResizeResponse",
+    "RunBody",
     "WishAnswer",
 ]
 
@@ -105,11 +106,19 @@ class FenceBody(BaseModel):
     grant_no: int
 
 
+class RunBody(FenceBody):
+    """What an attempt took that ran to its own end, well or badly: for estimates."""
+
+    run_us: int
+    cpu_us: int
+
+
 class FreedHint(BaseModel):
     """What these fences held is free. `requeued` ones went back to the queue; without any, environments ended."""
 
     fences: list[FenceBody]
     requeued: list[FenceBody] = []
+    runs: list[RunBody] = []
 
 
 class GrantBody(BaseModel):

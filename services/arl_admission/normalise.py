@@ -132,6 +132,7 @@ def _elastic(action: SubmitAction) -> dict[str, Any] | None:
         "max": _milli(cpu.max),
         "step": ELASTIC_STEP_MILLI,
         "elasticity": _elasticity(action),
+        "resizable": action.elasticity.resizable,
     }
 
 
@@ -146,13 +147,13 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 
 
 def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
-    """Signed 64 bits. Actions of one task, program and demand shape share a class."""
+    """Signed 64 bits. Actions of one task, profile and demand shape share a class."""
     action, begins_with = item.action, item.begins_with
     program = action.service or (action.argv[0] if action.argv else "python" if action.session is None else "session")
     home: list[Any] = [action.environment.scope, action.environment.template]
     if begins_with is not None:
         home.append(begins_with.node)
-    parts = [queue_id, action.kind, program, demand, elastic, home, sorted(action.require)]
+    parts = [queue_id, action.kind, action.profile or program, demand, elastic, home, sorted(action.require)]
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)
 

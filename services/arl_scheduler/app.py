@@ -61,6 +61,6 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
         title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
     hops = Hops(settings, "admission", "cpu", "gpu")
-    add_hops(hops, rounds)
+    add_hops(hops, rounds.mailbox)
     app.router.routes.extend(hops.routes)
     return app

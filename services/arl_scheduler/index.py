@@ -57,7 +57,7 @@ class Index:
         self._confirming: set[Name] = set()
         self._returning: set[Name] = set()
         self._returned: set[Name] = set()
-        self._released: list[UUID] = []
+        self._released: list[Hold] = []
 
     @property
     def waiting(self) -> int:
@@ -118,8 +118,8 @@ class Index:
                 self._returning.add(hold.home)
             self._release(fence.action_id)
 
-    def released(self) -> list[UUID]:
-        """Actions that are held no longer, since this was last asked: they settled or are queued again."""
+    def released(self) -> list[Hold]:
+        """What is held no longer, since this was last asked: it settled or is queued again."""
         released, self._released = self._released, []
         return released
 
@@ -310,7 +310,7 @@ class Index:
         hold = self._holds.pop(action_id)
         self._running.discard(action_id)
         self._charges.released(hold)
-        self._released.append(action_id)
+        self._released.append(hold)
         self._ledger.release(action_id)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1
@@ -343,7 +343,7 @@ class Index:
             home = self._homes.setdefault(name, Home(name, row.environment))
             if not home.known:
                 home.id = row.environment
-        cls = self._classes.get(row.class_key)
+        cls = self._classes.get(row.class_key) or row.cls
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
         pod = self._pod_for(trajectory, row.amounts) if name is None else None
         self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.queue_id, row.granted, row.started, pod))

@@ -66,6 +66,11 @@ POLL = text(f"""
            (select coalesce(json_agg(h), '[]')::text
               from (select a.id, a.grant_no, a.state, a.queue_id, a.trajectory, s.class_key, a.node_id, a.node_epoch,
                            a.amounts, a.environment_id, a.failures, a.retries,
+                           -- A leader that begins may have seen none of their class in the queue.
+                           case when :in_pages
+                                then json_build_object('kind', a.kind, 'class_key', s.class_key, 'shape', s.shape,
+                                                       'demand', s.demand, 'elastic', s.elastic,
+                                                       'environment', s.environment) end as spec,
                            extract(epoch from a.granted_at)::float8 as granted,
                            extract(epoch from a.started_at)::float8 as started
                       from actions as a

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
@@ -24,6 +23,8 @@ from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler import repository
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
+from arl_scheduler.learning import Learning
+from arl_scheduler.mailbox import Mail, Mailbox
 from arl_scheduler.metrics import SchedulerMetrics
 from arl_scheduler.repository import TermLost
 from arl_scheduler.rows import PollResult
@@ -31,7 +32,7 @@ from arl_scheduler.settings import SchedulerSettings
 from arl_scheduler.traces import Traces
 from arl_store.tx import Store
 from arl_store.wake import Notifier
-from arl_wire.internal import GrantBatch, GrantBody, QueuedAction
+from arl_wire.internal import GrantBatch, GrantBody
 
 __all__ = ["Rounds"]
 
@@ -69,16 +70,12 @@ class Rounds:
         metrics.on_scrape(self._show)
         self._traces = traces or Traces()
         self._queue_names: dict[int, tuple[str, str]] = {}
-        self._woken = asyncio.Event()
-        self._admitted: list[QueuedAction] = []
-        self._freed: list[Fence] = []
-        self._requeued: set[Fence] = set()
+        self.learning = Learning(store)
+        self.mailbox = Mailbox()
         self._index: Index | None = None
         self._clock_offset = 0.0
         self._watching_since = 0.0
         self._next_poll = 0.0
-        self._asked = False
-        """Somebody says that rows changed which only a poll begun from now on is sure to read."""
         self._poll_interval = settings.poll_busy_s
         self._polled_at = time.monotonic()
         self._partitions_at = float("-inf")
@@ -93,28 +90,9 @@ class Rounds:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        with contextlib.suppress(Exception):
+            await self.learning.keep(self.leadership, at_once=True)
         await self.leadership.resign()
-
-    def admitted(self, rows: Iterable[QueuedAction]) -> None:
-        """A hint. Without rows it says only that a wish was recorded: look soon."""
-        rows = list(rows)
-        if not rows:
-            self._asked = True
-        self._admitted.extend(rows)
-        self._woken.set()
-
-    def freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence] = ()) -> None:
-        """A hint. Without fences it says that environments ended, or a node came: look soon.
-
-        What went back to the queue waits for the regular poll, so that a node which refuses what we believe
-        to fit is asked once a second and not as fast as it can refuse.
-        """
-        fences = list(fences)
-        if not fences:
-            self._asked = True
-        self._freed.extend(fences)
-        self._requeued.update(requeued)
-        self._woken.set()
 
     async def _forever(self) -> None:
         while True:
@@ -132,9 +110,7 @@ class Rounds:
 
     async def _turn(self) -> None:
         if self.leadership.term is None and not await self.leadership.acquire():
-            self._admitted.clear()
-            self._freed.clear()
-            self._requeued.clear()
+            self.mailbox.empty()
             await asyncio.sleep(STANDBY_S)
             return
         current_traceparent.set(new_traceparent())
@@ -142,40 +118,44 @@ class Rounds:
             self._index = None
             return
         index = self._index
-        if index is None or self._asked or time.monotonic() >= self._next_poll:
+        if index is None or self.mailbox.asked or time.monotonic() >= self._next_poll:
             index = await self._poll()
         self._empty_mailbox(index)
         await self._settle_due(index)
         granted = await self._round(index)
-        self._traces.over(index.released())
         if not granted:
             await self._wait(index)
 
     async def _wait(self, index: Index) -> None:
-        due = 0.0 if self._asked else self._next_poll - time.monotonic()
+        due = 0.0 if self.mailbox.asked else self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
             due = min(due, deadline - self._database_now() + 0.001)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due, 0.0)):
-                await self._woken.wait()
+                await self.mailbox.wait()
 
     def _empty_mailbox(self, index: Index) -> None:
-        self._woken.clear()
-        admitted, self._admitted = self._admitted, []
-        freed, self._freed = self._freed, []
-        requeued, self._requeued = self._requeued, set()
-        if admitted or freed:
+        mail = self.mailbox.empty()
+        if mail:
             self._poll_interval = self._settings.poll_busy_s
             self._next_poll = min(self._next_poll, time.monotonic() + self._poll_interval)
-        index.admit(admitted)
-        index.freed(freed, requeued=requeued)
+        index.admit(mail.admitted)
+        index.freed(mail.freed, requeued=mail.requeued)
+        self._ended(index, mail)
+
+    def _ended(self, index: Index, mail: Mail) -> None:
+        """Tell everybody who cares what is held no longer."""
+        released = index.released()
+        if released:
+            self._traces.over(hold.fence.action_id for hold in released)
+        self.learning.ended(released, mail.runs, told=frozenset(mail.freed))
 
     async def _poll(self) -> Index:
         index = self._index or Index(self._policy)
         rebuilding = self._index is None
         index.poll_begins()
-        self._asked = False
+        self.mailbox.asked = False
         with self._metrics.polls.time():
             async with self._store.read() as tx:
                 found = await repository.poll(tx, mark=index.mark, in_pages=rebuilding)
@@ -185,6 +165,8 @@ class Rounds:
             self._hint_ends(index, found)
             if rebuilding:
                 self._traces.begins_anew()
+                await self.learning.begin(term=self._term())
+                index.estimates = self.learning.estimates
                 await self._read_backlog(index)
         self._index = index
         busy = bool(found.queued or found.held or index.waiting)
@@ -193,6 +175,8 @@ class Rounds:
         self._next_poll = time.monotonic() + self._poll_interval
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
+        await self.learning.look()
+        await self.learning.keep(self.leadership)
         await self._keep_partitions()
         return index
 
@@ -342,6 +326,7 @@ class Rounds:
         self._partitions_at = time.monotonic()
         async with self._store.write() as tx:
             await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
+        await self.learning.forget()
 
     async def _show(self) -> None:
         """For a scrape: the queues by name, of the leader only."""

@@ -2,20 +2,22 @@
 
 from arl_core.fence import Fence
 from arl_kit.hops import Hops
-from arl_scheduler.rounds import Rounds
+from arl_scheduler.estimate_rows import Run
+from arl_scheduler.mailbox import Mailbox
 from arl_wire.internal import AdmittedHint, FreedHint
 
 __all__ = ["add_hops"]
 
 
-def add_hops(hops: Hops, rounds: Rounds) -> None:
+def add_hops(hops: Hops, mailbox: Mailbox) -> None:
     async def admitted(hint: AdmittedHint) -> None:
-        rounds.admitted(hint.actions)
+        mailbox.admitted(hint.actions)
 
     async def freed(hint: FreedHint) -> None:
-        rounds.freed(
+        mailbox.freed(
             (Fence(fence.id, fence.grant_no) for fence in hint.fences),
             requeued=(Fence(fence.id, fence.grant_no) for fence in hint.requeued),
+            runs={Fence(run.id, run.grant_no): Run(run.run_us, run.cpu_us) for run in hint.runs},
         )
 
     hops.add("/internal/admitted", AdmittedHint, admitted)

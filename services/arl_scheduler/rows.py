@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
 from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Shape
+from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape
 from arl_core.states import State
 from arl_wire.actions import HOST
 from arl_wire.internal import QueuedAction
@@ -82,6 +82,8 @@ class Held:
     retries: int
     granted: float
     started: float | None
+    cls: ActionClass | None = None
+    """Only where a leader begins and may not have seen it in the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +135,18 @@ def pool_of(node: NodeRow, *, free: Amounts, alive: bool, homes: int) -> Pool:
 
 
 def class_of(action: QueuedAction) -> ActionClass:
-    elastic = action.elastic
+    fields = ("class_key", "kind", "shape", "demand", "elastic", "environment")
+    return _class({name: getattr(action, name) for name in fields})
+
+
+def _class(spec: Mapping[str, Any]) -> ActionClass:
+    elastic, environment = spec["elastic"], spec["environment"]
     return ActionClass(
-        key=action.class_key,
-        kind=action.kind,
-        shape=Shape(action.shape),
-        demand=Demand(minimum=dict(action.demand), elastic=_elastic(elastic) if elastic else None),
-        requires=frozenset(action.environment.get("require", ())) | _template(action.environment),
+        key=spec["class_key"],
+        kind=spec["kind"],
+        shape=Shape(spec["shape"]),
+        demand=Demand(minimum=dict(spec["demand"]), elastic=_elastic(elastic) if elastic else None),
+        requires=frozenset(environment.get("require", ())) | _template(environment),
     )
 
 
@@ -158,7 +165,8 @@ def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
 
 def _elastic(entry: Mapping[str, Any]) -> Elastic:
     amounts = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
-    return Elastic(entry["resource"], tuple(amounts), _elasticity(entry["elasticity"]))
+    resizable = Resizable(entry.get("resizable", Resizable.NONE))
+    return Elastic(entry["resource"], tuple(amounts), _elasticity(entry["elasticity"]), resizable)
 
 
 def _elasticity(entry: Mapping[str, Any]) -> Elasticity:
@@ -186,6 +194,7 @@ def _held(entry: Mapping[str, Any]) -> Held:
         retries=entry["retries"],
         granted=entry["granted"],
         started=entry["started"],
+        cls=_class(entry["spec"]) if entry["spec"] is not None else None,
     )
 
 

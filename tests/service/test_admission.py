@@ -276,7 +276,8 @@ class TestNormalise:
 
     def test_a_range_is_elastic_and_its_minimum_is_the_demand(self) -> None:
         row = self.row(
-            demand={"cpu": {"min": 0.5, "max": 4}}, elasticity={"model": "table", "seconds": {"0.5": 8, "4": 1}}
+            demand={"cpu": {"min": 0.5, "max": 4}},
+            elasticity={"model": "table", "seconds": {"0.5": 8, "4": 1}, "resizable": "grow"},
         )
         assert row.demand["cpu_milli"] == 500
         assert row.elastic == {
@@ -285,6 +286,7 @@ class TestNormalise:
             "max": 4000,
             "step": 1000,
             "elasticity": {"model": "table", "seconds": {"500": 8.0, "4000": 1.0}},
+            "resizable": "grow",
         }
 
     def test_a_range_of_one_amount_is_not_elastic(self) -> None:
@@ -299,6 +301,7 @@ class TestNormalise:
         "changed",
         [
             {"argv": ["python"]},
+            {"profile": "toolz/unit"},
             {"demand": {"cpu": 2}},
             {"demand": {"memory_mib": 64}},
             {"demand": {"cpu": {"min": 1, "max": 2}}},
@@ -307,6 +310,10 @@ class TestNormalise:
     )
     def test_another_shape_is_another_class(self, changed: dict[str, Any]) -> None:
         assert self.new(**changed).class_key != self.new().class_key
+
+    def test_actions_of_one_profile_share_a_class_whatever_program_they_run(self) -> None:
+        one, two = [self.new(argv=[program], profile="toolz/unit") for program in ("pytest", "make")]
+        assert one.class_key == two.class_key
 
     def test_a_class_belongs_to_its_queue(self) -> None:
         item = AdmitItem(project_id=1, action=a_submission())

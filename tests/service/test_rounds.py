@@ -1,7 +1,6 @@
 """The leader's loop on a real Postgres: what it grants, settles and takes back."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
@@ -12,14 +11,11 @@ from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
 from arl_scheduler import repository
 from arl_scheduler.rounds import Rounds
-from arl_scheduler.settings import SchedulerSettings
-from arl_store.migrate import role_url
-from arl_store.wake import Notifier
 from arl_wire.internal import GrantBatch
 from support.builders import EPOCH
 from support.peers import RecordingPeers
-from support.postgres import PASSWORDS
 from support.rows import Rows, rows_in, store_of
+from support.scheduler import leading
 
 OTHER_EPOCH = UUID(int=8)
 
@@ -28,21 +24,6 @@ OTHER_EPOCH = UUID(int=8)
 async def rows(database: str) -> AsyncIterator[Rows]:
     async with rows_in(database) as rows:
         yield rows
-
-
-@asynccontextmanager
-async def leading(rows: Rows, peers: RecordingPeers | None = None, **changed: Any) -> AsyncIterator[Rounds]:
-    """A leader that polls often and takes a node for lost after 0.3 s without beats."""
-    url = role_url(rows.owner_url, "scheduler", PASSWORDS["scheduler"])
-    often = {"poll_busy_s": 0.03, "poll_idle_s": 0.03, "node_ttl_s": 0.3, "node_away_s": 0.6}
-    settings = SchedulerSettings(port=1, database_url=url, service_token="t" * 16, **(often | changed))
-    async with store_of(rows.owner_url, "scheduler") as store:
-        rounds = Rounds(store, peers or RecordingPeers(), Notifier(url, name="scheduler"), settings)
-        rounds.start()
-        try:
-            yield rounds
-        finally:
-            await rounds.stop()
 
 
 async def silence(rows: Rows, node: int) -> None:

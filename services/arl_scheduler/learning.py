@@ -1,0 +1,98 @@
+"""What the leader learns from attempts that ended. Nothing but the order and the widths of others depends on it.
+
+Managers say with each end how long it took. What no hint has brought by the next poll is read from rows, a page at
+most: one run more or less is no matter.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from arl_core.estimates import CLASSES, Estimates
+from arl_core.fence import Fence
+from arl_core.widths import main_resource
+from arl_scheduler import estimate_rows, repository
+from arl_scheduler.estimate_rows import Run
+from arl_scheduler.homes import Hold
+from arl_scheduler.leader import Leadership
+from arl_scheduler.repository import TermLost
+from arl_store.tx import Store
+
+__all__ = ["Learning"]
+
+KEEP_EVERY_S = 3.0
+"""What is younger is lost with the leader."""
+KEPT_AT_ONCE = 500
+MISSED = 100
+"""Ends that a poll brought and no hint, of which the runs are read."""
+FORGOTTEN_AFTER_DAYS = 30
+
+
+class Learning:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.estimates = Estimates()
+        self._term: int | None = None
+        self._missed: dict[Fence, Hold] = {}
+        self._kept_at = float("-inf")
+
+    async def begin(self, *, term: int) -> None:
+        """Know what earlier leaders knew; once in a term."""
+        if self._term == term:
+            return
+        estimates = Estimates()
+        async with self._store.read() as tx:
+            estimates.restore(await estimate_rows.read_estimates(tx, limit=CLASSES))
+        self.estimates, self._term = estimates, term
+        self._missed.clear()
+
+    def ended(self, holds: Iterable[Hold], runs: Mapping[Fence, Run], *, told: frozenset[Fence]) -> None:
+        """These are held no longer. `told` are those whose end a hint said, with its run in `runs` if it had one."""
+        for fence in self._missed.keys() & told:
+            missed = self._missed.pop(fence)
+            if fence in runs:
+                self._learn(missed, runs[fence])
+        for hold in holds:
+            if hold.fence in runs:
+                self._learn(hold, runs[hold.fence])
+            elif hold.fence not in told and hold.cls is not None and len(self._missed) < MISSED:
+                self._missed[hold.fence] = hold
+
+    async def look(self) -> None:
+        """Read what was missed."""
+        if not self._missed:
+            return
+        missed, self._missed = self._missed, {}
+        async with self._store.read() as tx:
+            runs = await estimate_rows.runs_of(tx, {fence.action_id for fence in missed})
+        for fence in missed.keys() & runs.keys():
+            self._learn(missed[fence], runs[fence])
+
+    async def keep(self, leadership: Leadership, *, at_once: bool = False) -> None:
+        """Write what was learnt since the last time, every few seconds."""
+        if leadership.term is None or (not at_once and time.monotonic() - self._kept_at < KEEP_EVERY_S):
+            return
+        changes = self.estimates.changes(limit=KEPT_AT_ONCE)
+        if not changes:
+            return
+        self._kept_at = time.monotonic()
+        try:
+            async with self._store.write() as tx:
+                await repository.hold_term(tx, cell=leadership.cell, term=leadership.term)
+                await estimate_rows.keep_estimates(tx, changes)
+        except TermLost:
+            raise
+        except Exception:
+            self.estimates.changed_again(changes)
+            raise
+
+    async def forget(self) -> None:
+        """What nobody has run for long."""
+        async with self._store.write() as tx:
+            await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
+
+    def _learn(self, hold: Hold, run: Run) -> None:
+        if hold.cls is None:
+            return
+        resource = main_resource(hold.cls)
+        amount = hold.amounts.get(resource, 0) if resource is not None else 0
+        self.estimates.observe(hold.cls, amount=amount, run_s=run.run_us / 1e6, cpu_s=run.cpu_us / 1e6)

@@ -1,0 +1,118 @@
+"""What the leader learns from attempts that ended, and that the next one knows it."""
+
+import json
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Shape
+from arl_scheduler.estimate_rows import Run
+from support.rows import AMOUNTS, Rows, rows_in
+from support.scheduler import leading
+
+RUN = Run(run_us=2_000_000, cpu_us=500_000)
+SETTLED = "update actions set state = 'settled', outcome = $2, run_us = $3, settled_at = now() where id = $1"
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        await rows.node()
+        yield rows
+
+
+async def granted(rows: Rows) -> Fence:
+    action = await rows.action()
+    await rows.until_state(action, "granted")
+    return await rows.fence(action)
+
+
+async def settle(rows: Rows, fence: Fence, outcome: str = "ok") -> None:
+    """As its manager would, without a word to the leader."""
+    sql = "insert into action_results (id, grant_no, cpu_us) values ($1, 1, $2)"
+    await rows.execute(sql, fence.action_id, RUN.cpu_us)
+    await rows.unguarded(SETTLED, fence.action_id, outcome, RUN.run_us)
+
+
+async def kept(rows: Rows) -> list[list[list[int]]]:
+    return [
+        json.loads(each) for each in await rows.value("select coalesce(array_agg(runs), '{}') from class_estimates")
+    ]
+
+
+async def until_kept(rows: Rows, count: int) -> None:
+    async def is_kept() -> bool:
+        return sum(map(len, await kept(rows))) == count
+
+    await rows.until(is_kept)
+
+
+async def class_of(rows: Rows, action: UUID) -> ActionClass:
+    key = await rows.value("select class_key from action_specs where id = $1", action)
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(AMOUNTS))
+
+
+async def test_a_run_that_a_hint_brought_is_known_to_the_next_leader(rows: Rows) -> None:
+    async with leading(rows) as rounds:
+        fence = await granted(rows)
+        await settle(rows, fence)
+        rounds.mailbox.freed([fence], runs={fence: RUN})
+        await until_kept(rows, 1)
+    assert await kept(rows) == [[[1000, RUN.run_us, RUN.cpu_us, 1]]]
+    async with leading(rows) as rounds:
+        await granted(rows)
+        assert rounds.learning.estimates.seconds(await class_of(rows, fence.action_id), 1000) == 2.0
+
+
+async def test_what_was_learnt_last_is_kept_when_a_leader_goes_in_peace(rows: Rows) -> None:
+    async with leading(rows) as rounds:
+        for _ in range(2):
+            fence = await granted(rows)
+            await settle(rows, fence)
+            rounds.mailbox.freed([fence], runs={fence: RUN})
+            following = await granted(rows)  # by a round after that mail was read
+            rounds.mailbox.freed([following])
+    assert sum(map(len, await kept(rows))) == 2
+
+
+async def test_a_run_that_no_hint_brought_is_read_from_its_row(rows: Rows) -> None:
+    async with leading(rows):
+        await settle(rows, await granted(rows))
+        await until_kept(rows, 1)
+    assert await kept(rows) == [[[1000, RUN.run_us, RUN.cpu_us, 1]]]
+
+
+@pytest.mark.parametrize("outcome", ["user_timeout", "cancelled", "limit_exceeded"])
+async def test_what_was_killed_says_nothing(rows: Rows, outcome: str) -> None:
+    async with leading(rows):
+        await settle(rows, await granted(rows), outcome)
+        await settle(rows, await granted(rows))
+        await until_kept(rows, 1)
+
+
+async def test_a_leader_whose_term_is_taken_keeps_nothing(rows: Rows) -> None:
+    async with leading(rows) as rounds:
+        fence = await granted(rows)
+        await rows.execute("update leader_term set term = term + 1")
+        await settle(rows, fence)
+        rounds.mailbox.freed([fence], runs={fence: RUN})
+
+        async def has_lost() -> bool:
+            return rounds.leadership.term is None
+
+        await rows.until(has_lost)
+    assert await kept(rows) == []
+
+
+async def test_a_new_leader_knows_the_class_of_what_runs_already(rows: Rows) -> None:
+    """It has seen none of its kind in the queue."""
+    async with leading(rows):
+        fence = await granted(rows)
+    async with leading(rows) as rounds:
+        await granted(rows)
+        await settle(rows, fence)
+        rounds.mailbox.freed([fence], runs={fence: RUN})
+        await until_kept(rows, 1)
