@@ -23,9 +23,11 @@ __all__ = [
     "Plan",
     "Pod",
     "Pool",
+    "Resident",
     "Resizable",
     "Resize",
     "Running",
+    "Service",
     "Shape",
     "TrajectoryName",
     "Waiting",
@@ -102,6 +104,31 @@ class Demand:
             raise ValueError("the smallest elastic amount is the minimum of its resource")
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A model that an exclusive score action needs on all devices of its group."""
+
+    name: str
+    fixed_s: float
+    """Of a restore, however many devices there are."""
+    device_s: float
+    """Of a restore to one device; several devices are written to at once."""
+
+    def restore_s(self, devices: int) -> float:
+        """Seconds to bring its weights from host memory to a group of so many devices."""
+        return self.fixed_s + self.device_s / devices
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A service whose weights are on a group of devices, in use or left there until others need them."""
+
+    service: Service
+    devices: tuple[int, ...]
+    used_at: float
+    """When an action last began or ended on it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionClass:
     """Actions of one kind and demand shape: learnt from and scheduled together."""
@@ -112,6 +139,8 @@ class ActionClass:
     demand: Demand
     requires: frozenset[str] = frozenset()
     """What its node must enforce or have."""
+    service: Service | None = None
+    """For the group shape: what has to be resident on its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +216,8 @@ class Pool:
     enforces: frozenset[str] = frozenset()
     free_devices: tuple[int, ...] = ()
     """For the group shape: indices of devices that no group holds."""
+    resident: tuple[Resident, ...] = ()
+    """For the group shape: no two of them share a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,322 @@
+"""Event by event: trajectories think and submit, the policy plans, actions run and end.
+
+The policies are those that the scheduler runs, on the same snapshots; only what is around them is simulated.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import UUID
+
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Amounts, Grant, Resize, Waiting
+from arl_core.plan import Policy
+from arl_sim.attempts import Attempt, fair_shares
+from arl_sim.books import Books
+from arl_sim.expectations import Expectations
+from arl_sim.results import Piece, Record, Result
+from arl_sim.site import CORE_MILLI, Classes, Site, pools_of
+from arl_sim.workload import Need, Rollout, Turn, Workload
+
+__all__ = ["RESIZE_S", "START_S", "Simulation", "Stuck"]
+
+START_S = 0.02
+"""From a grant until the action works: two hops and the start of a process."""
+RESIZE_S = 0.005
+"""An action stands still for so long when its amounts change; until then a shrink frees nothing."""
+SAME_MOMENT_S = 1e-9
+
+Handler = Callable[[float], None]
+
+
+class Stuck(RuntimeError):
+    """Actions wait, nothing runs, and the policy starts none."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """A trajectory on its way."""
+
+    number: int
+    rollout: Rollout
+    at: int = 0
+    began: float | None = None
+    makes_pod: bool = False
+    """Its environment's own action is not over yet."""
+    delayed: Waiting | None = None
+
+    @property
+    def name(self) -> tuple[int, str]:
+        return 0, str(self.number)
+
+    @property
+    def turn(self) -> Turn:
+        return self.rollout.turns[self.at]
+
+
+@dataclass(slots=True)
+class _Running:
+    fence: Fence
+    cls: ActionClass
+    life: _Life
+    submitted: float
+    started: float
+    node: int
+    attempt: Attempt
+    restore_s: float
+    piece_from: float
+    resized: bool = False
+    resizing: bool = False
+
+
+@dataclass
+class Simulation:
+    """One run of a workload under a policy. The same input gives the same result, always."""
+
+    workload: Workload
+    site: Site
+    policy: Policy
+    classes: Classes
+    expectations: Expectations
+    _events: list[tuple[float, int, Handler]] = field(default_factory=list)
+    _running: dict[UUID, _Running] = field(default_factory=dict)
+    _on_node: dict[int, dict[UUID, _Running]] = field(default_factory=dict)
+    _records: list[Record] = field(default_factory=list)
+    _pieces: list[Piece] = field(default_factory=list)
+    _task_ends: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._books = Books(self.policy, pools_of(self.site, self.workload.services), self.expectations)
+        self._sequence = itertools.count()
+        self._ids = itertools.count(1)
+        self._life_of: dict[UUID, _Life] = {}
+        self._tasks = {task: number for number, task in enumerate(sorted({r.task for r in self.workload.rollouts}))}
+        self._squeezed: set[int] = set()
+        self._changed = False
+
+    def run(self) -> Result:
+        """Raises `Overbooked` or `Stuck` where the policy is at fault."""
+        for number, rollout in enumerate(self.workload.rollouts):
+            self._at(rollout.starts_s, partial(self._begin, _Life(number, rollout)))
+        rounds = 0
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] <= now + SAME_MOMENT_S:
+                heapq.heappop(self._events)[2](now)
+            if self._changed:
+                self._round(now)
+                rounds += 1
+            if not self._events and self._books.waiting:
+                raise Stuck(f"{self._books.waiting} actions wait for ever")
+        return Result(self.site, tuple(self._records), self._task_ends, tuple(self._pieces), rounds)
+
+    def _at(self, moment: float, handler: Handler) -> None:
+        heapq.heappush(self._events, (moment, next(self._sequence), handler))
+
+    def _round(self, now: float) -> None:
+        self._changed = False
+        plan = self.policy.plan(self._books.snapshot(now=now))
+        for resize in plan.resizes:
+            self._resize(resize, now)
+        for grant in plan.grants:
+            self._start(grant, now)
+
+    def _begin(self, life: _Life, now: float) -> None:
+        if self.policy.has_pods and life.rollout.has_environment:
+            # A pod is there for the whole of its trajectory, which also thinks before it acts.
+            life.makes_pod = True
+            self._submit(life, self.classes.environment(), now)
+        self._think(life, now)
+
+    def _think(self, life: _Life, now: float) -> None:
+        self._at(now + life.turn.think_s, partial(self._act, life))
+
+    def _act(self, life: _Life, now: float) -> None:
+        cls = self.classes.of(life.turn.work)
+        self.expectations.submitted(cls, life.turn.work)
+        if life.began is None:
+            life.began = now
+        if life.makes_pod and life.turn.work.need is Need.CPU:
+            life.delayed = self._waiting_of(life, cls, now)
+        else:
+            self._submit(life, cls, now)
+
+    def _submit(self, life: _Life, cls: ActionClass, now: float) -> None:
+        self._offer(life, self._waiting_of(life, cls, now))
+
+    def _offer(self, life: _Life, action: Waiting) -> None:
+        self._changed = True
+        at_home = "memory_mib" in action.cls.demand.minimum
+        self._life_of[action.id] = life
+        self._books.submit(action, environment=_environment_id(life.number) if at_home else None)
+
+    def _waiting_of(self, life: _Life, cls: ActionClass, now: float) -> Waiting:
+        return Waiting(
+            id=UUID(int=next(self._ids)),
+            cls=cls,
+            task=self._tasks[life.rollout.task],
+            submitted=now,
+            grant_no=0,
+            trajectory=life.name,
+            began=life.began if life.began is not None else now,
+        )
+
+    def _start(self, grant: Grant, now: float) -> None:
+        action = self._books.queued(grant.fence.action_id)
+        life = self._life_of.pop(action.id)
+        resident = self._books.grant(grant, now=now)
+        if action.cls.kind == "environment.create":
+            self._at(now, partial(self._pod_made, life, grant))
+            return
+        service = action.cls.service
+        restore_s = 0.0 if resident or service is None else service.restore_s(len(grant.devices))
+        overhead_s = 0.0 if self.policy.has_pods else START_S
+        work = life.turn.work
+        attempt = Attempt(work, _units(life.turn, grant.amounts), now + overhead_s + restore_s)
+        running = _Running(
+            fence=grant.fence,
+            cls=action.cls,
+            life=life,
+            submitted=action.submitted,
+            started=now,
+            node=grant.node,
+            attempt=attempt,
+            restore_s=restore_s,
+            piece_from=now,
+        )
+        self._running[action.id] = running
+        self._on_node.setdefault(grant.node, {})[action.id] = running
+        self._expect_end(running)
+        self._share_cores(grant.node, now)
+
+    def _pod_made(self, life: _Life, grant: Grant, now: float) -> None:
+        self._changed = True
+        self._books.release(grant.node, grant.fence.action_id, now=now)
+        life.makes_pod = False
+        if life.delayed is not None:
+            self._offer(life, life.delayed)
+            life.delayed = None
+
+    def _expect_end(self, running: _Running) -> None:
+        version = running.attempt.version
+        self._at(running.attempt.ends, partial(self._end, running, version))
+
+    def _end(self, running: _Running, version: int, now: float) -> None:
+        if version != running.attempt.version:
+            return
+        self._changed = True
+        action_id = running.fence.action_id
+        life = running.life
+        work = life.turn.work
+        self._cut(running, now)
+        del self._running[action_id], self._on_node[running.node][action_id]
+        self._books.release(running.node, action_id, now=now)
+        self._learn(running, now)
+        self._records.append(
+            Record(
+                id=action_id,
+                rollout=life.number,
+                task=life.rollout.task,
+                work=work,
+                node=running.node,
+                submitted=running.submitted,
+                started=running.started,
+                ended=now,
+                restore_s=running.restore_s,
+            )
+        )
+        self._share_cores(running.node, now)
+        self._go_on(life, now)
+
+    def _go_on(self, life: _Life, now: float) -> None:
+        life.at += 1
+        if life.at < len(life.rollout.turns):
+            self._think(life, now)
+            return
+        task = life.rollout.task
+        self._task_ends[task] = max(self._task_ends.get(task, 0.0), now)
+        self._books.end_environment(life.name)
+
+    def _learn(self, running: _Running, now: float) -> None:
+        elastic = running.cls.demand.elastic
+        work, attempt = running.attempt.work, running.attempt
+        if running.resized and elastic is not None:
+            least = elastic.amounts[0]
+            unit = CORE_MILLI if work.need is Need.CPU else 1
+            self.expectations.ended(running.cls, work, amount=least, run_s=work.duration_s(least / unit))
+            return
+        amounts = running.cls.demand.minimum
+        amount = amounts[elastic.resource] if elastic is not None else 0
+        if elastic is not None:
+            amount = round(attempt.units * (CORE_MILLI if work.need is Need.CPU else 1))
+        self.expectations.ended(running.cls, work, amount=amount, run_s=now - attempt.works_from + attempt.busy_s)
+
+    def _resize(self, resize: Resize, now: float) -> None:
+        running = self._running.get(resize.fence.action_id)
+        if running is None or running.fence != resize.fence or running.resizing:
+            return
+        elastic = running.cls.demand.elastic
+        held = self._books.held(running.node, resize.fence.action_id)
+        if elastic is None or held is None:
+            return
+        running.resized = running.resizing = True
+        grows = resize.amounts[elastic.resource] > held[elastic.resource]
+        if grows:
+            self._books.resize(resize.fence, running.node, resize.amounts, now=now)
+        self._cut(running, now)
+        running.attempt.change(_units(running.life.turn, resize.amounts), now=now, pause_s=RESIZE_S)
+        self._expect_end(running)
+        self._at(now + RESIZE_S, partial(self._resized, running, None if grows else resize.amounts))
+
+    def _resized(self, running: _Running, shrunk_to: Amounts | None, now: float) -> None:
+        """The manager has confirmed it; only now is what a shrink gave back free."""
+        self._changed = True
+        running.resizing = False
+        if shrunk_to is not None and running.fence.action_id in self._running:
+            self._books.resize(running.fence, running.node, shrunk_to, now=now)
+
+    def _cut(self, running: _Running, now: float) -> None:
+        if now > running.piece_from:
+            units = running.attempt.units
+            need = running.attempt.work.need
+            self._pieces.append(Piece(running.life.number, running.node, need, units, running.piece_from, now))
+        running.piece_from = now
+
+    def _share_cores(self, node: int, now: float) -> None:
+        """Where actions may use more cores than the node has, as in overcommitted pods, each has its fair share."""
+        there = self._on_node.get(node, {})
+        cores = self._books.capacity(node).get("cpu_milli", 0) / CORE_MILLI
+        if not cores:
+            return
+        wanted = {
+            action_id: _units(running.life.turn, self._books.held(node, action_id) or {})
+            for action_id, running in there.items()
+        }
+        crowded = sum(wanted.values()) > cores
+        if not crowded and node not in self._squeezed:
+            return
+        (self._squeezed.add if crowded else self._squeezed.discard)(node)
+        for action_id, units in fair_shares(wanted, cores).items():
+            running = there[action_id]
+            if units != running.attempt.units:
+                self._cut(running, now)
+                running.attempt.change(units, now=now)
+                self._expect_end(running)
+
+
+def _units(turn: Turn, amounts: Amounts) -> float:
+    """On which its work runs: no more than it can use."""
+    match turn.work.need:
+        case Need.CPU:
+            units = amounts["cpu_milli"] / CORE_MILLI
+        case Need.GPU:
+            units = float(amounts["gpu"])
+        case Need.API:
+            units = 1.0
+    return min(units, float(turn.work.choices[-1]))
+
+
+def _environment_id(rollout: int) -> UUID:
+    return UUID(int=(1 << 64) + rollout)

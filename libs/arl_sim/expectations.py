@@ -1,0 +1,104 @@
+"""What a simulated scheduler expects actions to take: what it saw before, or more than anybody can know."""
+
+from typing import Protocol
+
+from arl_core.model import ActionClass
+from arl_core.snapshot import AsDeclared, Durations
+from arl_sim.workload import Work
+
+__all__ = ["Clairvoyant", "ClassMeans", "Expectations", "Nothing"]
+
+WINDOW = 64
+"""A mean follows its class: one more observation counts at least one part in so many."""
+PRIOR_S = 1.0
+MOST = 20.0
+"""An observation counts as at most so many times the mean."""
+
+
+class Expectations(Durations, Protocol):
+    """Durations that are told what happens."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether each action is a class of its own."""
+        ...
+
+    def submitted(self, cls: ActionClass, work: Work) -> None: ...
+
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
+        """It ran for `run_s`, as if with `amount` of its elastic resource all the time."""
+        ...
+
+
+class Nothing(AsDeclared):
+    """All actions are taken for equally long on one unit."""
+
+    @property
+    def apart(self) -> bool:
+        return False
+
+    def submitted(self, cls: ActionClass, work: Work) -> None:
+        pass
+
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
+        pass
+
+
+class Clairvoyant:
+    """Each action's own duration, known before it runs."""
+
+    apart = True
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        return self._seconds.get(cls.key, PRIOR_S) * _relative(cls, amount)
+
+    def submitted(self, cls: ActionClass, work: Work) -> None:
+        self._seconds[cls.key] = work.duration_s(work.choices[0])
+
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
+        self._seconds.pop(cls.key, None)
+
+
+class ClassMeans:
+    """Each class's mean so far at its minimum, and before the first one that of all which are like it."""
+
+    apart = False
+
+    def __init__(self) -> None:
+        self._classes: dict[int, tuple[int, float]] = {}
+        self._kinds: dict[tuple[str, bool], tuple[int, float]] = {}
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        known = self._classes.get(cls.key) or self._kinds.get(_like(cls))
+        return (known[1] if known is not None else PRIOR_S) * _relative(cls, amount)
+
+    def submitted(self, cls: ActionClass, work: Work) -> None:
+        pass
+
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
+        seen_s = run_s / _relative(cls, amount)
+        known = self._classes.get(cls.key)
+        if known is not None:
+            seen_s = min(seen_s, MOST * known[1])
+        self._classes[cls.key] = _averaged(known, seen_s)
+        self._kinds[_like(cls)] = _averaged(self._kinds.get(_like(cls)), seen_s)
+
+
+def _relative(cls: ActionClass, amount: int) -> float:
+    elastic = cls.demand.elastic
+    if elastic is None:
+        return 1.0
+    return elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
+
+
+def _like(cls: ActionClass) -> tuple[str, bool]:
+    return cls.kind, cls.demand.elastic is not None
+
+
+def _averaged(known: tuple[int, float] | None, seconds: float) -> tuple[int, float]:
+    count, mean = known or (0, 0.0)
+    count += 1
+    return count, mean + (seconds - mean) / min(count, WINDOW)

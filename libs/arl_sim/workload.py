@@ -1,0 +1,73 @@
+"""What a simulated workload is: trajectories that think, act and think again.
+
+A closed loop: an action is submitted when the thinking after the one before it has ended, so its time of submission
+depends on the policy. How long an action takes is known to the simulator alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from arl_core.model import Service
+
+__all__ = ["Need", "Rollout", "Turn", "Work", "Workload"]
+
+
+class Need(StrEnum):
+    """What an action takes a share of; its unit."""
+
+    CPU = "cpu"  # a core
+    GPU = "gpu"  # a device, in groups
+    API = "api"  # one call at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One action's work, whoever schedules it."""
+
+    cls: str
+    """Actions of one class are learnt from together."""
+    need: Need
+    seconds: float
+    """On one unit."""
+    parallel_fraction: float = 0.0
+    choices: tuple[int, ...] = (1,)
+    """How many units it can use, in rising order."""
+    asked: int = 1
+    """How many it would be given where the number is fixed."""
+    service: str | None = None
+
+    def duration_s(self, units: float) -> float:
+        """Amdahl's law (1967) on so many units; on a part of one it is slower in proportion."""
+        if units < 1.0:
+            return self.seconds / units
+        return self.seconds * ((1.0 - self.parallel_fraction) + self.parallel_fraction / units)
+
+    @property
+    def fastest_s(self) -> float:
+        return self.duration_s(self.choices[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    think_s: float
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A trajectory. All its CPU actions run in one environment."""
+
+    task: str
+    turns: tuple[Turn, ...]
+    starts_s: float = 0.0
+
+    @property
+    def has_environment(self) -> bool:
+        return any(turn.work.need is Need.CPU for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    rollouts: tuple[Rollout, ...]
+    services: Mapping[str, Service] = field(default_factory=dict)

@@ -1,0 +1,149 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arl_core.model import Plan
+from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.pods import StaticPods
+from arl_core.snapshot import Snapshot
+from arl_sim.attempts import fair_shares
+from arl_sim.books import Overbooked
+from arl_sim.engine import START_S, Simulation, Stuck
+from arl_sim.expectations import ClassMeans
+from arl_sim.paper import Contender, Hardware, average, run_steps
+from arl_sim.prototype import prototype
+from arl_sim.results import Piece, Result
+from arl_sim.site import Asking, Classes, Site
+from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+from support.builders import numbered
+
+FCFS = FirstComeFirstServed()
+
+
+def a_shell(seconds: float = 1.0) -> Work:
+    return Work(cls="shell", need=Need.CPU, seconds=seconds)
+
+
+def a_suite(seconds: float = 10.0) -> Work:
+    return Work(cls="suite", need=Need.CPU, seconds=seconds, parallel_fraction=0.9, choices=(1, 2, 4, 8), asked=4)
+
+
+def a_rollout(*turns: tuple[float, Work], task: str = "ai-coding") -> Rollout:
+    return Rollout(task, tuple(Turn(think_s, work) for think_s, work in turns))
+
+
+def simulated(
+    rollouts: Sequence[Rollout], policy: Policy = FCFS, *, cores: int = 8, asking: Asking = Asking.FIXED
+) -> Result:
+    site = Site(cpu_nodes=(cores,), gpu_nodes=(), api_calls=4)
+    classes = Classes(site, {}, asking)
+    return Simulation(Workload(tuple(rollouts)), site, policy, classes, ClassMeans()).run()
+
+
+def most_at_once(pieces: Sequence[Piece]) -> float:
+    """Units of a node in use at one moment; a piece that begins where another ends is not at once with it."""
+    edges = sorted([(p.end, -p.units) for p in pieces] + [(p.start, p.units) for p in pieces])
+    used = most = 0.0
+    for _, change in edges:
+        used += change
+        most = max(most, used)
+    return most
+
+
+works = st.builds(a_shell, st.floats(0.05, 2.0)) | st.builds(a_suite, st.floats(1.0, 30.0))
+turns = st.lists(st.tuples(st.floats(0.0, 5.0), works), min_size=1, max_size=4)
+some_rollouts = st.lists(turns.map(lambda each: a_rollout(*each)), min_size=1, max_size=12)
+
+
+class TestSimulation:
+    def test_a_trajectory_thinks_and_acts_in_turns(self) -> None:
+        result = simulated([a_rollout((2.0, a_shell(1.0)), (3.0, a_shell(0.5)))])
+        assert [(r.submitted, r.ended) for r in result.records] == [
+            (2.0, pytest.approx(3.0 + START_S)),
+            (pytest.approx(6.0 + START_S), pytest.approx(6.5 + 2 * START_S)),
+        ]
+
+    def test_an_action_with_several_cores_is_as_fast_as_amdahl_says(self) -> None:
+        (record,) = simulated([a_rollout((0.0, a_suite(10.0)))]).records
+        assert record.act_s == pytest.approx(START_S + 10.0 * (0.1 + 0.9 / 4))
+
+    def test_an_action_waits_for_cores(self) -> None:
+        result = simulated([a_rollout((0.0, a_suite(10.0))) for _ in range(3)], cores=8)
+        assert sorted(record.started for record in result.records) == [0.0, 0.0, pytest.approx(3.27)]
+
+    def test_pods_hold_their_cores_while_their_trajectories_think(self) -> None:
+        two = [a_rollout((5.0, a_shell(1.0)), (5.0, a_shell(1.0))) for _ in range(2)]
+        records = simulated(two, StaticPods(8000)).records
+        assert [(r.submitted, r.started) for r in records] == [(5.0, 5.0), (11.0, 11.0), (5.0, 12.0), (18.0, 18.0)]
+
+    def test_overcommitted_pods_share_the_cores_of_their_node(self) -> None:
+        two = [a_rollout((0.0, a_suite(8.0))) for _ in range(2)]
+        (first, second) = simulated(two, StaticPods(8000, overcommitted=True), cores=8).records
+        assert first.ended == second.ended == pytest.approx(8.0 * (0.1 + 0.9 / 4))
+
+    def test_a_policy_that_gives_what_is_not_there_is_found_out(self) -> None:
+        class Generous(FirstComeFirstServed):
+            def plan(self, snapshot: Snapshot) -> Plan:
+                plan = super().plan(snapshot)
+                return replace(plan, grants=tuple(replace(g, amounts={"cpu_milli": 9000}) for g in plan.grants))
+
+        with pytest.raises(Overbooked, match="node 1"):
+            simulated([a_rollout((0.0, a_shell()))], Generous(), cores=8)
+
+    def test_a_policy_that_starts_nothing_is_found_out(self) -> None:
+        class Idle(FirstComeFirstServed):
+            def plan(self, snapshot: Snapshot) -> Plan:
+                return Plan()
+
+        with pytest.raises(Stuck, match="1 actions"):
+            simulated([a_rollout((0.0, a_shell()))], Idle())
+
+    @given(some_rollouts, st.sampled_from([FCFS, StaticPods(4000), StaticPods(8000)]))
+    @settings(max_examples=60, deadline=None)
+    def test_no_more_cores_are_used_at_once_than_there_are(self, rollouts: list[Rollout], policy: Policy) -> None:
+        result = simulated(rollouts, policy, cores=8)
+        assert len(result.records) == sum(len(rollout.turns) for rollout in rollouts)
+        assert most_at_once(result.pieces) <= 8 + 1e-9
+
+    @given(some_rollouts)
+    @settings(max_examples=30, deadline=None)
+    def test_the_same_input_gives_the_same_result(self, rollouts: list[Rollout]) -> None:
+        assert simulated(rollouts, StaticPods(4000)) == simulated(rollouts, StaticPods(4000))
+
+    def test_cores_are_shared_fairly_and_nobody_has_more_than_it_wants(self) -> None:
+        wanted = {numbered(1): 1.0, numbered(2): 8.0, numbered(3): 8.0}
+        assert fair_shares(wanted, 8.0) == {numbered(1): 1.0, numbered(2): 3.5, numbered(3): 3.5}
+
+
+class TestPrototype:
+    def test_a_seed_gives_the_draws_of_the_first_experiments(self) -> None:
+        step = prototype(0)
+        works = [turn.work for rollout in step.rollouts for turn in rollout.turns]
+        assert len(works) == PROTOTYPE_ACTIONS
+        assert sum(work.seconds for work in works) == pytest.approx(PROTOTYPE_SECONDS)
+
+    @pytest.mark.parametrize(
+        ("contender", "level", "act", "suite", "command", "step"),
+        [
+            ("static", 1.0, 5.0104, 15.0767, 0.4474, 899.1512),
+            pytest.param("static", 0.125, 47.2684, 53.0657, 62.4908, 1825.7185, marks=pytest.mark.slow),
+            pytest.param("shrunk", 0.25, 14.6121, 37.0446, 0.4474, 1284.4046, marks=pytest.mark.slow),
+            ("fcfs", 1.0, 4.0638, 15.0967, 0.4674, 899.7712),
+        ],
+    )
+    def test_a_step_takes_what_it_took_in_the_first_experiments(
+        self, contender: str, level: float, act: float, suite: float, command: float, step: float
+    ) -> None:
+        """Scores wait in another order here, by when their trajectories began."""
+        found = average(run_steps(Contender(contender), Hardware(level, level), seed=0, steps=1))
+        assert found.act == pytest.approx(act, rel=0.01)
+        assert found.suite == pytest.approx(suite, rel=0.005)
+        assert found.command == pytest.approx(command, rel=0.01)
+        assert found.step == pytest.approx(step, rel=0.005)
+
+
+PROTOTYPE_ACTIONS = 4284
+PROTOTYPE_SECONDS = 33192.39406975725
