@@ -22,6 +22,8 @@ class Attempt:
     """The part of its work that is left at `works_from`."""
     busy_s: float = 0.0
     """Seconds of work until `works_from`."""
+    unit_s: float = 0.0
+    """Unit-seconds of work until then."""
     version: int = 0
     """Of its end: rises whenever that changes."""
 
@@ -29,11 +31,17 @@ class Attempt:
     def ends(self) -> float:
         return self.works_from + self.left * self.work.duration_s(self.units)
 
+    @property
+    def mean_units(self) -> float:
+        """While it worked, until its last change."""
+        return self.unit_s / self.busy_s if self.busy_s else self.units
+
     def change(self, units: float, *, now: float, pause_s: float = 0.0) -> None:
         """From now on it runs on so many units; it stands still for `pause_s`."""
         worked_s = max(0.0, now - self.works_from)
         self.left = max(0.0, self.left - worked_s / self.work.duration_s(self.units))
         self.busy_s += worked_s
+        self.unit_s += worked_s * self.units
         self.works_from = max(now, self.works_from) + pause_s
         self.units = units
         self.version += 1

@@ -4,9 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from arl_core.curves import Curves, Durations
+from arl_core.fairness import Shares, dominant_share, total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger, fits
 from arl_core.model import (
+    ActionClass,
     Amounts,
     Environment,
     Grant,
@@ -17,9 +20,10 @@ from arl_core.model import (
     Shape,
     TrajectoryName,
     Waiting,
+    action_part,
 )
 from arl_core.plan import Policy
-from arl_core.snapshot import Durations, Snapshot
+from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 
 __all__ = ["Books", "Overbooked"]
@@ -41,11 +45,14 @@ class Books:
 
     def __init__(self, policy: Policy, pools: Iterable[Pool], estimates: Durations) -> None:
         self._policy = policy
-        self._estimates = estimates
+        self._curves = Curves(estimates)
+        self._shares = Shares()
+        self._charged: dict[UUID, float] = {}
         self._pools = {pool.node: pool for pool in pools}
         self._ledger = Ledger()
         for node, pool in self._pools.items():
             self._ledger.set_capacity(node, pool.capacity)
+        self._total = total_amounts(pool.capacity for pool in self._pools.values())
         self._stale: set[int] = set()
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
@@ -78,6 +85,7 @@ class Books:
             action = replace(action, environment=Environment(id=environment, node=home.node))
         self._queued[action.id] = action
         self._waiting.add(action)
+        self._shares.begin(action.task)
 
     def grant(self, grant: Grant, *, now: float) -> bool:
         """Whether its service was resident on the granted devices already, where it is one of devices."""
@@ -100,19 +108,31 @@ class Books:
             since=now,
         )
         self._running[grant.node][action.id] = running
+        self._charge(action, grant.amounts)
         return self._occupy(grant, action, now=now) if action.cls.shape is Shape.GROUP else True
 
-    def resize(self, fence: Fence, node: int, amounts: Amounts, *, now: float) -> None:
-        """From now on it holds these."""
+    def begin_resize(self, fence: Fence, node: int, amounts: Amounts) -> None:
+        """Until it is confirmed the action holds the larger of both."""
         running = self._running[node][fence.action_id]
-        at_home = fence.action_id in self._lived_in
-        self._take(fence.action_id, node, self._policy.action_holds(amounts, at_home=at_home, in_pod=False))
-        left = max(0.0, running.left - (now - running.since) / self._expected_s(running))
-        self._running[node][fence.action_id] = replace(running, amounts=amounts, since=now, left=left)
+        larger = {name: max(amount, running.amounts.get(name, 0)) for name, amount in amounts.items()}
+        self._hold(running, larger)
+        self._running[node][fence.action_id] = replace(running, changing_to=amounts)
+
+    def end_resize(self, fence: Fence, node: int, *, now: float) -> None:
+        """From now on it holds what it was to have."""
+        running = self._running[node][fence.action_id]
+        if running.changing_to is None or running.cls is None:
+            return
+        worked = (now - running.since) / max(_LEAST_S, self._curves.expected_s(running.cls, running.amounts))
+        left = max(0.0, running.left - worked)
+        running = replace(running, amounts=running.changing_to, changing_to=None, since=now, left=left)
+        self._hold(running, running.amounts)
+        self._running[node][fence.action_id] = running
 
     def release(self, node: int, action_id: UUID, *, now: float) -> None:
         """It ended. Its environment stays."""
-        del self._running[node][action_id]
+        running = self._running[node].pop(action_id)
+        self._settle_share(running, now)
         self._ledger.release(action_id)
         self._stale.add(node)
         name = self._lived_in.pop(action_id, None)
@@ -135,7 +155,12 @@ class Books:
             self._pools[home.node] = replace(pool, environments=pool.environments - 1)
             self._stale.add(home.node)
 
+    def learnt(self, cls: ActionClass) -> None:
+        """What is expected of its actions may have changed."""
+        self._curves.learnt(cls.key)
+
     def snapshot(self, *, now: float) -> Snapshot:
+        self._curves.now = now
         for node in self._stale:
             self._pools[node] = replace(self._pools[node], free=self._ledger.free(node))
         self._stale.clear()
@@ -145,7 +170,8 @@ class Books:
             pools=self._pools,
             running=self._running,
             pods=self._pods if self._policy.has_pods else {},
-            estimates=self._estimates,
+            curves=self._curves,
+            shares=self._shares,
         )
 
     def _take(self, holder: UUID, node: int, amounts: Amounts) -> None:
@@ -182,8 +208,21 @@ class Books:
         self._pools[grant.node] = replace(pool, free_devices=free, resident=resident)
         return there
 
-    def _expected_s(self, running: Running) -> float:
-        if running.cls is None or running.cls.demand.elastic is None:
-            return max(1e-9, self._estimates.seconds(running.cls, 0)) if running.cls is not None else 1.0
-        amount = running.amounts[running.cls.demand.elastic.resource]
-        return max(1e-9, self._estimates.seconds(running.cls, amount))
+    def _hold(self, running: Running, amounts: Amounts) -> None:
+        at_home = running.fence.action_id in self._lived_in
+        held = self._policy.action_holds(amounts, at_home=at_home, in_pod=False)
+        self._take(running.fence.action_id, running.node, held)
+
+    def _charge(self, action: Waiting, amounts: Amounts) -> None:
+        expected_s = self._curves.expected_s(action.cls, amounts)
+        self._charged[action.id] = dominant_share(action_part(amounts), self._total) * expected_s
+        self._shares.charge(action.task, self._charged[action.id])
+
+    def _settle_share(self, running: Running, now: float) -> None:
+        """What was expected was paid; now it is known what it took."""
+        used = dominant_share(action_part(running.amounts), self._total) * (now - running.granted)
+        self._shares.charge(running.task, used - self._charged.pop(running.fence.action_id))
+        self._shares.end(running.task)
+
+
+_LEAST_S = 1e-9

@@ -240,42 +240,34 @@ class Simulation:
         self._books.end_environment(life.name)
 
     def _learn(self, running: _Running, now: float) -> None:
-        elastic = running.cls.demand.elastic
-        work, attempt = running.attempt.work, running.attempt
-        if running.resized and elastic is not None:
-            least = elastic.amounts[0]
-            unit = CORE_MILLI if work.need is Need.CPU else 1
-            self.expectations.ended(running.cls, work, amount=least, run_s=work.duration_s(least / unit))
-            return
-        amounts = running.cls.demand.minimum
-        amount = amounts[elastic.resource] if elastic is not None else 0
+        attempt, elastic = running.attempt, running.cls.demand.elastic
+        attempt.change(attempt.units, now=now)
+        amount = 0
         if elastic is not None:
-            amount = round(attempt.units * (CORE_MILLI if work.need is Need.CPU else 1))
-        self.expectations.ended(running.cls, work, amount=amount, run_s=now - attempt.works_from + attempt.busy_s)
+            per_unit = CORE_MILLI if attempt.work.need is Need.CPU else 1
+            amount = round(attempt.mean_units * per_unit)
+        self.expectations.ended(
+            running.cls, attempt.work, amount=amount, run_s=attempt.busy_s, steady=not running.resized
+        )
+        self._books.learnt(running.cls)
 
     def _resize(self, resize: Resize, now: float) -> None:
         running = self._running.get(resize.fence.action_id)
         if running is None or running.fence != resize.fence or running.resizing:
             return
-        elastic = running.cls.demand.elastic
-        held = self._books.held(running.node, resize.fence.action_id)
-        if elastic is None or held is None:
-            return
         running.resized = running.resizing = True
-        grows = resize.amounts[elastic.resource] > held[elastic.resource]
-        if grows:
-            self._books.resize(resize.fence, running.node, resize.amounts, now=now)
+        self._books.begin_resize(resize.fence, running.node, resize.amounts)
         self._cut(running, now)
         running.attempt.change(_units(running.life.turn, resize.amounts), now=now, pause_s=RESIZE_S)
         self._expect_end(running)
-        self._at(now + RESIZE_S, partial(self._resized, running, None if grows else resize.amounts))
+        self._at(now + RESIZE_S, partial(self._resized, running))
 
-    def _resized(self, running: _Running, shrunk_to: Amounts | None, now: float) -> None:
-        """The manager has confirmed it; only now is what a shrink gave back free."""
+    def _resized(self, running: _Running, now: float) -> None:
+        """The manager has confirmed it; only now is free what a shrink gave back."""
         self._changed = True
         running.resizing = False
-        if shrunk_to is not None and running.fence.action_id in self._running:
-            self._books.resize(running.fence, running.node, shrunk_to, now=now)
+        if running.fence.action_id in self._running:
+            self._books.end_resize(running.fence, running.node, now=now)
 
     def _cut(self, running: _Running, now: float) -> None:
         if now > running.piece_from:

@@ -2,11 +2,12 @@
 
 from typing import Protocol
 
+from arl_core.curves import AsDeclared, Durations
+from arl_core.estimates import Estimates
 from arl_core.model import ActionClass
-from arl_core.snapshot import AsDeclared, Durations
-from arl_sim.workload import Work
+from arl_sim.workload import Need, Work
 
-__all__ = ["Clairvoyant", "ClassMeans", "Expectations", "Nothing"]
+__all__ = ["Clairvoyant", "ClassMeans", "Expectations", "Learnt", "Nothing"]
 
 WINDOW = 64
 """A mean follows its class: one more observation counts at least one part in so many."""
@@ -25,8 +26,8 @@ class Expectations(Durations, Protocol):
 
     def submitted(self, cls: ActionClass, work: Work) -> None: ...
 
-    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
-        """It ran for `run_s`, as if with `amount` of its elastic resource all the time."""
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float, steady: bool) -> None:
+        """It worked for `run_s` with `amount` of its elastic resource, on average where not `steady`."""
         ...
 
 
@@ -40,7 +41,7 @@ class Nothing(AsDeclared):
     def submitted(self, cls: ActionClass, work: Work) -> None:
         pass
 
-    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float, steady: bool) -> None:
         pass
 
 
@@ -58,12 +59,33 @@ class Clairvoyant:
     def submitted(self, cls: ActionClass, work: Work) -> None:
         self._seconds[cls.key] = work.duration_s(work.choices[0])
 
-    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float, steady: bool) -> None:
         self._seconds.pop(cls.key, None)
 
 
+class Learnt:
+    """What the scheduler learns."""
+
+    apart = False
+
+    def __init__(self) -> None:
+        self._estimates = Estimates()
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        return self._estimates.seconds(cls, amount)
+
+    def submitted(self, cls: ActionClass, work: Work) -> None:
+        pass
+
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float, steady: bool) -> None:
+        elastic = cls.demand.elastic
+        cpu_s = work.seconds if work.need is Need.CPU else 0.0
+        had = amount if elastic is not None else cls.demand.minimum.get("cpu_milli", 0)
+        self._estimates.observe(cls, amount=had, run_s=run_s, cpu_s=cpu_s, steady=steady)
+
+
 class ClassMeans:
-    """Each class's mean so far at its minimum, and before the first one that of all which are like it."""
+    """As the first experiments did it: each class's mean so far, and before the first one that of all like it."""
 
     apart = False
 
@@ -78,8 +100,8 @@ class ClassMeans:
     def submitted(self, cls: ActionClass, work: Work) -> None:
         pass
 
-    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float) -> None:
-        seen_s = run_s / _relative(cls, amount)
+    def ended(self, cls: ActionClass, work: Work, *, amount: int, run_s: float, steady: bool) -> None:
+        seen_s = run_s / _relative(cls, amount) if steady else work.duration_s(work.choices[0])
         known = self._classes.get(cls.key)
         if known is not None:
             seen_s = min(seen_s, MOST * known[1])

@@ -11,8 +11,9 @@ from enum import StrEnum
 
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.pods import StaticPods
+from arl_core.spar import Spar
 from arl_sim.engine import Simulation
-from arl_sim.expectations import ClassMeans, Expectations
+from arl_sim.expectations import Expectations, Learnt
 from arl_sim.prototype import SERVICES, prototype
 from arl_sim.results import Result, Statistics, statistics_of
 from arl_sim.site import CORE_MILLI, Asking, Classes, Site
@@ -37,6 +38,8 @@ class Contender(StrEnum):
     SHRUNK = "shrunk"  # pods so small that all trajectories fit
     OVERCOMMITTED = "overcommitted"  # pods of 4 cores, all admitted; the kernel shares
     FCFS = "fcfs"  # actions with what their authors ask for, in order of arrival
+    SPAR = "spar"
+    SPAR_M = "spar_m"  # and running actions are resized
 
 
 STATIC = frozenset({Contender.STATIC, Contender.SHRUNK, Contender.OVERCOMMITTED})
@@ -65,7 +68,7 @@ def run_steps(
     seed: int,
     steps: int = STEPS,
     workload: Callable[[int], Workload] = prototype,
-    expectations: Callable[[], Expectations] = ClassMeans,
+    expectations: Callable[[], Expectations] = Learnt,
 ) -> list[Result]:
     """So many steps of training; `workload` makes one from its own seed."""
     known = expectations()
@@ -90,6 +93,10 @@ def policy_of(contender: Contender, hardware: Hardware) -> Policy:
             return StaticPods(POD_CORES * CORE_MILLI, overcommitted=True)
         case Contender.FCFS:
             return FirstComeFirstServed()
+        case Contender.SPAR:
+            return Spar()
+        case Contender.SPAR_M:
+            return Spar(resizing=True)
 
 
 def site_of(contender: Contender, hardware: Hardware) -> Site:
