@@ -9,7 +9,7 @@ from typing import Protocol
 
 from arl_core.model import ActionClass, Amounts, Running
 
-__all__ = ["AsDeclared", "Curve", "Curves", "Durations", "Width", "best_width", "units_of"]
+__all__ = ["AsDeclared", "Curve", "Curves", "Durations", "Width", "best_width", "main_resource", "units_of"]
 
 FRESH_S = 1.0
 """What was learnt of a class counts after so long at the latest: a round asks for hundreds of classes."""
@@ -53,7 +53,7 @@ class Curve:
     """Of one class."""
 
     resource: str | None
-    """What it is wide in: its elastic resource, else cores, else whatever it counts."""
+    """`main_resource`."""
     widths: tuple[Width, ...]
     """In rising order, each faster than all before it: more that brings nothing is no choice."""
     by_amount: dict[int, float] = field(repr=False, compare=False)
@@ -127,7 +127,7 @@ class Curves:
 
 
 def _curve(cls: ActionClass, durations: Durations) -> Curve:
-    resource, elastic = _resource(cls), cls.demand.elastic
+    resource, elastic = main_resource(cls), cls.demand.elastic
     least = cls.demand.minimum.get(resource, 0) if resource is not None else 0
     by_amount = {amount: durations.seconds(cls, amount) for amount in (elastic.amounts if elastic else (least,))}
     widths: list[Width] = []
@@ -137,7 +137,8 @@ def _curve(cls: ActionClass, durations: Durations) -> Curve:
     return Curve(resource, tuple(widths), by_amount)
 
 
-def _resource(cls: ActionClass) -> str | None:
+def main_resource(cls: ActionClass) -> str | None:
+    """What an action of this class is wide in: its elastic resource, else cores, else whatever it counts."""
     demand = cls.demand
     if demand.elastic is not None:
         return demand.elastic.resource

@@ -13,6 +13,7 @@ from arl_core.model import (
     Amounts,
     Environment,
     Grant,
+    Plan,
     Pod,
     Pool,
     Resident,
@@ -23,6 +24,7 @@ from arl_core.model import (
     action_part,
 )
 from arl_core.plan import Policy
+from arl_core.running import RunningIndex
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 
@@ -56,7 +58,7 @@ class Books:
         self._stale: set[int] = set()
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
-        self._running: dict[int, dict[UUID, Running]] = {node: {} for node in self._pools}
+        self._running = RunningIndex()
         self._devices: dict[UUID, tuple[int, ...]] = {}
         self._homes: dict[TrajectoryName, _Home] = {}
         self._lived_in: dict[UUID, TrajectoryName] = {}
@@ -74,7 +76,7 @@ class Books:
 
     def held(self, node: int, action_id: UUID) -> Amounts | None:
         """What a running action holds by its last grant or resize; None if it does not run."""
-        running = self._running[node].get(action_id)
+        running = self._running.on(node).get(action_id)
         return running.amounts if running is not None else None
 
     def submit(self, action: Waiting, *, environment: UUID | None) -> None:
@@ -107,31 +109,32 @@ class Books:
             started=now,
             since=now,
         )
-        self._running[grant.node][action.id] = running
+        self._running.add(running)
         self._charge(action, grant.amounts)
         return self._occupy(grant, action, now=now) if action.cls.shape is Shape.GROUP else True
 
     def begin_resize(self, fence: Fence, node: int, amounts: Amounts) -> None:
         """Until it is confirmed the action holds the larger of both."""
-        running = self._running[node][fence.action_id]
+        running = self._running.on(node)[fence.action_id]
         larger = {name: max(amount, running.amounts.get(name, 0)) for name, amount in amounts.items()}
         self._hold(running, larger)
-        self._running[node][fence.action_id] = replace(running, changing_to=amounts)
+        self._running.add(replace(running, changing_to=amounts))
 
     def end_resize(self, fence: Fence, node: int, *, now: float) -> None:
         """From now on it holds what it was to have."""
-        running = self._running[node][fence.action_id]
+        running = self._running.on(node)[fence.action_id]
         if running.changing_to is None or running.cls is None:
             return
         worked = (now - running.since) / max(_LEAST_S, self._curves.expected_s(running.cls, running.amounts))
         left = max(0.0, running.left - worked)
         running = replace(running, amounts=running.changing_to, changing_to=None, since=now, left=left)
         self._hold(running, running.amounts)
-        self._running[node][fence.action_id] = running
+        self._running.add(running)
 
     def release(self, node: int, action_id: UUID, *, now: float) -> None:
         """It ended. Its environment stays."""
-        running = self._running[node].pop(action_id)
+        running = self._running.on(node)[action_id]
+        self._running.discard(action_id)
         self._settle_share(running, now)
         self._ledger.release(action_id)
         self._stale.add(node)
@@ -158,6 +161,12 @@ class Books:
     def learnt(self, cls: ActionClass) -> None:
         """What is expected of its actions may have changed."""
         self._curves.learnt(cls.key)
+
+    def plan(self, policy: Policy, *, now: float) -> Plan:
+        """One round."""
+        plan = policy.plan(self.snapshot(now=now))
+        self._running.calm()
+        return plan
 
     def snapshot(self, *, now: float) -> Snapshot:
         self._curves.now = now

@@ -117,7 +117,7 @@ class Simulation:
 
     def _round(self, now: float) -> None:
         self._changed = False
-        plan = self.policy.plan(self._books.snapshot(now=now))
+        plan = self._books.plan(self.policy, now=now)
         for resize in plan.resizes:
             self._resize(resize, now)
         for grant in plan.grants:

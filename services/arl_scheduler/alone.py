@@ -63,11 +63,11 @@ def measure(sizes: Sizes) -> Measured:
     gc.collect()
     gc.freeze()
     found.bytes_waiting = _resident() - before
-    _rounds(index, Spar(resizing=sizes.resizing, limit=sizes.limit), numbers, sizes, found)
+    _rounds(index, numbers, sizes, found)
     return found
 
 
-def _rounds(index: Index, policy: Spar, numbers: "_Numbers", sizes: Sizes, found: Measured) -> None:
+def _rounds(index: Index, numbers: "_Numbers", sizes: Sizes, found: Measured) -> None:
     running: list[Grant] = []
     random, now = Random(sizes.seed), float(sizes.waiting) * 1e-4  # noqa: S311
     while len(found.round_s) < sizes.rounds:
@@ -76,7 +76,7 @@ def _rounds(index: Index, policy: Spar, numbers: "_Numbers", sizes: Sizes, found
         index.admit(numbers.take(len(over)))
         now += 0.01
         began = time.process_time()
-        plan = policy.plan(index.snapshot(now=now, silent_after_s=1e9, watching_since=0.0))
+        plan = index.plan(now=now, silent_after_s=1e9, watching_since=0.0)
         index.granted(plan.grants, now=now)
         took = time.process_time() - began
         running += plan.grants

@@ -11,11 +11,10 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from arl_core.curves import Curves
-from arl_core.estimates import Estimates
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
-from arl_core.model import ActionClass, Amounts, Environment, Grant, Pod, Waiting
+from arl_core.model import ActionClass, Amounts, Environment, Grant, Plan, Pod, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.running import RunningIndex
 from arl_core.snapshot import Snapshot
@@ -45,8 +44,7 @@ class Index:
         self._classes: dict[int, ActionClass] = {}
         self._deadlines = Deadlines()
         self._charges = Charges()
-        self.estimates = Estimates()
-        self._curves = Curves(self.estimates)
+        self.curves = Curves()
         self._living = HomesByNode()
         self._tombstones: set[Name] = set()
         """Homes that are gone and whose names are taken still."""
@@ -96,7 +94,7 @@ class Index:
             name = self._home_of.get(grant.fence.action_id)
             pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
             self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
-            self._charges.granted(action, grant.amounts, self._curves.expected_s(action.cls, grant.amounts))
+            self._charges.granted(action, grant.amounts, self.curves.expected_s(action.cls, grant.amounts))
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -156,7 +154,7 @@ class Index:
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at: most of it is this index's own."""
-        self._charges.now = self._curves.now = now
+        self._charges.now = self.curves.now = now
         return Snapshot(
             now=now,
             waiting=self._waiting,
@@ -171,9 +169,15 @@ class Index:
                 for node in self.nodes.values()
             },
             pods=self._pods() if self._policy.has_pods else {},
-            curves=self._curves,
+            curves=self.curves,
             shares=self._charges.shares,
         )
+
+    def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:
+        """One round of this index's policy."""
+        plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
+        self._running.calm()
+        return plan
 
     def is_live(self, environment: UUID | None, name: Name | None) -> bool:
         """False only for an environment that is known to be gone."""

@@ -7,9 +7,9 @@ most: one run more or less is no matter.
 import time
 from collections.abc import Iterable, Mapping
 
+from arl_core.curves import Curves, main_resource
 from arl_core.estimates import CLASSES, Estimates
 from arl_core.fence import Fence
-from arl_core.widths import main_resource
 from arl_scheduler import estimate_rows, repository
 from arl_scheduler.estimate_rows import Run
 from arl_scheduler.homes import Hold
@@ -31,6 +31,7 @@ class Learning:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.estimates = Estimates()
+        self.curves = Curves(self.estimates)
         self._term: int | None = None
         self._missed: dict[Fence, Hold] = {}
         self._kept_at = float("-inf")
@@ -42,7 +43,7 @@ class Learning:
         estimates = Estimates()
         async with self._store.read() as tx:
             estimates.restore(await estimate_rows.read_estimates(tx, limit=CLASSES))
-        self.estimates, self._term = estimates, term
+        self.estimates, self.curves, self._term = estimates, Curves(estimates), term
         self._missed.clear()
 
     def ended(self, holds: Iterable[Hold], runs: Mapping[Fence, Run], *, told: frozenset[Fence]) -> None:
@@ -96,3 +97,4 @@ class Learning:
         resource = main_resource(hold.cls)
         amount = hold.amounts.get(resource, 0) if resource is not None else 0
         self.estimates.observe(hold.cls, amount=amount, run_s=run.run_us / 1e6, cpu_s=run.cpu_us / 1e6)
+        self.curves.learnt(hold.cls.key)

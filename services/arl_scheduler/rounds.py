@@ -166,7 +166,7 @@ class Rounds:
             if rebuilding:
                 self._traces.begins_anew()
                 await self.learning.begin(term=self._term())
-                index.estimates = self.learning.estimates
+                index.curves = self.learning.curves
                 await self._read_backlog(index)
         self._index = index
         busy = bool(found.queued or found.held or index.waiting)
@@ -268,10 +268,8 @@ class Rounds:
 
     async def _decide(self, index: Index) -> bool:
         began = now = self._database_now()
-        snapshot = index.snapshot(
-            now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since
-        )
-        decided = self._policy.plan(snapshot).grants[: self._settings.round_limit]
+        plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
+        decided = plan.grants[: self._settings.round_limit]
         if not decided:
             return False
         epochs = {node.id: node.epoch for node in index.nodes.values()}
