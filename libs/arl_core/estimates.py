@@ -30,6 +30,8 @@ SHORTEST_S = 1e-6
 """What managers measure in; a run that was kept and read again is the same."""
 SPARE_RUNS = 2
 """Runs that must have left cores unused before no more than they used count as useful."""
+AS_DECLARED = 0.75
+"""Who used so much of what its declared elasticity says is taken to be as it says."""
 HELPERS = 0.1
 """Cores that a program uses beside its work, at its start or in threads that mostly sleep."""
 
@@ -240,16 +242,25 @@ def _fitted(found: Mapping[int, Sequence[float]], base: int) -> tuple[float, flo
 
 
 def _useful(elastic: Elastic, runs: Sequence[Observation]) -> int | None:
-    """The least amount that is not below what any run used of its cores, where some had more than that."""
+    """The least amount that is not below what any run used of its cores, where some had more than that.
+
+    A serial part lowers the mean use too: who used about what the declared elasticity says needs what it says.
+    """
     if elastic.resource != "cpu_milli":
         return None
     steady = [run for run in runs if run.steady and run.cpu_s > 0.0]
-    if not steady:
+    if not steady or any(run.cpu_s / run.run_s >= AS_DECLARED * _declared_use(elastic, run.amount) for run in steady):
         return None
     used = 1000 * math.ceil(max(run.cpu_s / run.run_s for run in steady) - HELPERS)
     useful = next((amount for amount in elastic.amounts if amount >= used), elastic.amounts[-1])
     spare = sum(1 for run in steady if run.amount > useful)
     return useful if spare >= SPARE_RUNS else None
+
+
+def _declared_use(elastic: Elastic, amount: int) -> float:
+    """Cores in the mean over a run, if it uses all of the smallest amount."""
+    base = elastic.amounts[0]
+    return base / 1000 / elastic.elasticity.relative_duration(amount, base=base)
 
 
 def _believed(modelled: Mapping[int, float], runs: Sequence[Observation]) -> dict[int, float]:

@@ -108,6 +108,12 @@ class TestUse:
         assert estimates.useful(cls) == 2000
         assert [estimates.seconds(cls, amount) for amount in CORES] == pytest.approx([4.0, 2.0, 2.0, 2.0], rel=0.01)
 
+    def test_a_serial_part_that_is_declared_is_no_sign_of_cores_that_are_not_needed(self) -> None:
+        cls = a_class(Amdahl(0.8))
+        estimates = after(cls, [(8000, 3.0, 10.0)] * 8)
+        assert estimates.useful(cls) is None
+        assert estimates.seconds(cls, 8000) < 0.8 * estimates.seconds(cls, 4000)
+
     def test_who_used_all_it_had_may_use_more(self) -> None:
         cls = a_class(Amdahl(0.9))
         estimates = after(cls, [(2000, 3.0, 5.9)] * 8)
