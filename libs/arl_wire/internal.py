@@ -137,12 +137,15 @@ class GrantBatch(BaseModel):
 
 
 class ResizeBody(BaseModel):
-    """New cores for a running action. Only one with a higher `amounts_seq` than the last changes anything."""
+    """New cores for a running action. Only one with a higher `amounts_seq` than the last changes anything.
+
+    Any other asks what it has.
+    """
 
     id: UUID
     grant_no: int
     cpu_milli: int = Field(ge=1)
-    amounts_seq: int = Field(ge=1)
+    amounts_seq: int = Field(ge=0)
 
 
 class ResizeBatch(BaseModel):

@@ -72,6 +72,19 @@ class Hold:
     started: float | None
     pod: Name | None = None
     """Whose cores it uses, without living there."""
+    amounts_seq: int = 0
+    """The resize that its amounts come from; 0 for the grant itself."""
+    spent_milli_s: float = 0.0
+    """Milli-core-seconds that it had before the last resize."""
+    resized_at: float | None = None
+    """None where it was not, or an earlier leader did it."""
+
+    def mean_milli(self, *, until: float) -> int:
+        """What it had of the cores on average, as far as is known, until it ended."""
+        milli, began = self.amounts.get("cpu_milli", 0), self.started or self.granted
+        if self.resized_at is None or until <= began:
+            return milli
+        return round((self.spent_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
 
     def running(self) -> Running:
         return Running(

@@ -16,11 +16,11 @@ from arl_core.fence import Fence
 from arl_core.ledger import Ledger
 from arl_core.model import ActionClass, Amounts, Environment, Grant, Plan, Pod, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.running import RunningIndex
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.charges import Charges
 from arl_scheduler.deadlines import Deadlines
+from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, HomesByNode, Name
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_wire.internal import QueuedAction
@@ -29,7 +29,7 @@ __all__ = ["Index", "Name"]
 
 
 class Index:
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, curves: Curves | None = None) -> None:
         self._policy = policy or FirstComeFirstServed()
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
@@ -39,12 +39,11 @@ class Index:
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
         self._homes: dict[Name, Home] = {}
-        self._holds: dict[UUID, Hold] = {}
-        self._running = RunningIndex()
         self._classes: dict[int, ActionClass] = {}
         self._deadlines = Deadlines()
         self._charges = Charges()
-        self.curves = Curves()
+        self.curves = curves or Curves()
+        self.holds = Holds(self._policy, self._ledger, self.curves)
         self._living = HomesByNode()
         self._tombstones: set[Name] = set()
         """Homes that are gone and whose names are taken still."""
@@ -55,7 +54,6 @@ class Index:
         self._confirming: set[Name] = set()
         self._returning: set[Name] = set()
         self._returned: set[Name] = set()
-        self._released: list[Hold] = []
 
     @property
     def waiting(self) -> int:
@@ -63,7 +61,7 @@ class Index:
 
     @property
     def held(self) -> int:
-        return len(self._holds)
+        return len(self.holds)
 
     def queues(self) -> dict[int, tuple[int, float]]:
         """How many actions of each queue wait, and since when the oldest does."""
@@ -76,7 +74,7 @@ class Index:
     def admit(self, rows: Iterable[QueuedAction]) -> None:
         """Take queued rows in. Rows already known, or held under a later grant, are nothing new."""
         for row in rows:
-            hold = self._holds.get(row.id)
+            hold = self.holds.of(row.id)
             if hold is not None and hold.fence.grant_no > row.grant_no:
                 continue
             if hold is not None:
@@ -108,18 +106,13 @@ class Index:
         Those that are `requeued` keep their place in their trajectory: it waits for the poll that reads them.
         """
         for fence in fences:
-            hold = self._holds.get(fence.action_id)
-            if hold is None or hold.fence != fence:
+            hold = self.holds.under(fence)
+            if hold is None:
                 continue
             if hold.home is not None and fence in requeued:
                 self._homes[hold.home].returning = True
                 self._returning.add(hold.home)
             self._release(fence.action_id)
-
-    def released(self) -> list[Hold]:
-        """What is held no longer, since this was last asked: it settled or is queued again."""
-        released, self._released = self._released, []
-        return released
 
     def poll_begins(self) -> None:
         self._returned, self._returning = self._returning, set()
@@ -137,13 +130,15 @@ class Index:
         for environment in poll.environments:
             self._learn_environment(environment)
         held = {row.fence: row for row in poll.held}
-        for action_id, hold in list(self._holds.items()):
+        for hold in self.holds:
             if hold.fence not in held:
-                self._release(action_id)
+                self._release(hold.fence.action_id)
         for fence, row in held.items():
-            known = self._holds.get(fence.action_id)
-            if known is None or known.fence != fence:
+            known = self.holds.under(fence)
+            if known is None:
                 self._adopt(row)
+            elif known.started is None and row.started is not None:
+                self.holds.started(known, row.started)
         # Held rows name their environments; queued ones of the same trajectory must find them.
         self.admit(poll.queued)
         self._forget_unmade_homes()
@@ -158,7 +153,7 @@ class Index:
         return Snapshot(
             now=now,
             waiting=self._waiting,
-            running=self._running,
+            running=self.holds.running,
             pools={
                 node.id: pool_of(
                     node,
@@ -176,7 +171,7 @@ class Index:
     def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:
         """One round of this index's policy."""
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
-        self._running.calm()
+        self.holds.running.calm()
         return plan
 
     def is_live(self, environment: UUID | None, name: Name | None) -> bool:
@@ -292,13 +287,8 @@ class Index:
         self._promote(home)
 
     def _hold(self, hold: Hold) -> None:
-        action_id = hold.fence.action_id
-        self._holds[action_id] = hold
+        self.holds.add(hold)
         self._charges.shares.begin(hold.task)
-        self._running.add(hold.running())
-        at_home, in_pod = hold.home is not None, hold.pod is not None
-        held = self._policy.action_holds(hold.amounts, at_home=at_home, in_pod=in_pod)
-        self._ledger.take(action_id, hold.node, held)
         if hold.pod is not None:
             self._lent[hold.pod] += 1
         if hold.home is None:
@@ -307,15 +297,12 @@ class Index:
         if home.node is None:
             home.node, home.assumed = hold.node, True
             self._ledger.take(home.id, hold.node, self._policy.environment_holds(hold.amounts))
-        home.busy = action_id
+        home.busy = hold.fence.action_id
         self._promote(home)
 
     def _release(self, action_id: UUID) -> None:
-        hold = self._holds.pop(action_id)
-        self._running.discard(action_id)
+        hold = self.holds.remove(action_id)
         self._charges.released(hold)
-        self._released.append(hold)
-        self._ledger.release(action_id)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1
             if not self._lent[hold.pod]:
@@ -339,7 +326,7 @@ class Index:
 
     def _adopt(self, row: Held) -> None:
         """A hold that this leader did not make: an earlier leader's."""
-        if row.fence.action_id in self._holds:
+        if self.holds.of(row.fence.action_id) is not None:
             self._release(row.fence.action_id)
         self._forget_queued(row.fence.action_id)
         name = (row.queue_id, row.trajectory) if row.environment is not None and row.trajectory is not None else None
@@ -350,7 +337,8 @@ class Index:
         cls = self._classes.get(row.class_key) or row.cls
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
         pod = self._pod_for(trajectory, row.amounts) if name is None else None
-        self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.queue_id, row.granted, row.started, pod))
+        times = (row.granted, row.started)
+        self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.queue_id, *times, pod, row.amounts_seq))
 
     def _learn_environment(self, row: EnvironmentRow) -> None:
         name = (row.queue_id, row.trajectory)
@@ -369,20 +357,14 @@ class Index:
         (self._tombstones.add if row.gone and not row.deleted else self._tombstones.discard)(name)
         if row.gone:
             self._ledger.release(home.id)
-            self._own_again(name)
+            if self._lent[name]:
+                self.holds.own_again(name)
         else:
             amounts = {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
             self._ledger.take(home.id, row.node, self._policy.environment_holds(amounts))
         if row.gone and row.deleted:
             home.known = home.assumed = False
         self._promote(home)
-
-    def _own_again(self, name: Name) -> None:
-        """The pod has ended: what still runs on its cores holds them itself."""
-        for action_id, hold in self._holds.items() if self._lent[name] else ():
-            if hold.pod == name:
-                held = self._policy.action_holds(hold.amounts, at_home=False, in_pod=False)
-                self._ledger.take(action_id, hold.node, held)
 
     def _pods(self) -> dict[Name, Pod]:
         return {

@@ -46,19 +46,19 @@ class Learning:
         self.estimates, self.curves, self._term = estimates, Curves(estimates), term
         self._missed.clear()
 
-    def ended(self, holds: Iterable[Hold], runs: Mapping[Fence, Run], *, told: frozenset[Fence]) -> None:
+    def ended(self, holds: Iterable[Hold], runs: Mapping[Fence, Run], *, told: frozenset[Fence], now: float) -> None:
         """These are held no longer. `told` are those whose end a hint said, with its run in `runs` if it had one."""
         for fence in self._missed.keys() & told:
             missed = self._missed.pop(fence)
             if fence in runs:
-                self._learn(missed, runs[fence])
+                self._learn(missed, runs[fence], ended_at=now)
         for hold in holds:
             if hold.fence in runs:
-                self._learn(hold, runs[hold.fence])
+                self._learn(hold, runs[hold.fence], ended_at=now)
             elif hold.fence not in told and hold.cls is not None and len(self._missed) < MISSED:
                 self._missed[hold.fence] = hold
 
-    async def look(self) -> None:
+    async def look(self, *, now: float) -> None:
         """Read what was missed."""
         if not self._missed:
             return
@@ -66,7 +66,7 @@ class Learning:
         async with self._store.read() as tx:
             runs = await estimate_rows.runs_of(tx, {fence.action_id for fence in missed})
         for fence in missed.keys() & runs.keys():
-            self._learn(missed[fence], runs[fence])
+            self._learn(missed[fence], runs[fence], ended_at=now)
 
     async def keep(self, leadership: Leadership, *, at_once: bool = False) -> None:
         """Write what was learnt since the last time, every few seconds."""
@@ -91,10 +91,13 @@ class Learning:
         async with self._store.write() as tx:
             await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
 
-    def _learn(self, hold: Hold, run: Run) -> None:
+    def _learn(self, hold: Hold, run: Run, *, ended_at: float) -> None:
         if hold.cls is None:
             return
         resource = main_resource(hold.cls)
-        amount = hold.amounts.get(resource, 0) if resource is not None else 0
-        self.estimates.observe(hold.cls, amount=amount, run_s=run.run_us / 1e6, cpu_s=run.cpu_us / 1e6)
+        amount = hold.amounts.get(resource or "", 0)
+        if not (steady := hold.amounts_seq == 0):
+            amount = hold.mean_milli(until=ended_at)
+        run_s, cpu_s = run.run_us / 1e6, run.cpu_us / 1e6
+        self.estimates.observe(hold.cls, amount=amount, run_s=run_s, cpu_s=cpu_s, steady=steady)
         self.curves.learnt(hold.cls.key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from arl_core.fence import Fence
 from arl_scheduler.estimate_rows import Run
-from arl_wire.internal import QueuedAction
+from arl_wire.internal import QueuedAction, ResizeAnswer
 
 __all__ = ["Mail", "Mailbox"]
 
@@ -17,6 +17,8 @@ class Mail:
     freed: list[Fence] = field(default_factory=list)
     requeued: set[Fence] = field(default_factory=set)
     runs: dict[Fence, Run] = field(default_factory=dict)
+    resized: list[ResizeAnswer] = field(default_factory=list)
+    unanswered: list[Fence] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.admitted or self.freed)
@@ -53,8 +55,14 @@ class Mailbox:
         self._mail.runs.update(runs or {})
         self._woken.set()
 
-    def wake(self) -> None:
-        """There is something to do that is no mail."""
+    def resized(self, answers: Iterable[ResizeAnswer]) -> None:
+        """What managers say of resizes that they were asked for."""
+        self._mail.resized.extend(answers)
+        self._woken.set()
+
+    def unanswered(self, fences: Iterable[Fence]) -> None:
+        """Resizes of which nobody knows whether their managers heard."""
+        self._mail.unanswered.extend(fences)
         self._woken.set()
 
     def empty(self) -> Mail:

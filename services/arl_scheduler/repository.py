@@ -10,7 +10,7 @@ from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_core.reclaim import Verdict
 from arl_core.states import Outcome
-from arl_scheduler.rows import PollResult, poll_result, queued_rows
+from arl_scheduler.rows import NewAmounts, PollResult, poll_result, queued_rows
 from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, WriteTx
 from arl_wire.internal import QueuedAction
@@ -31,6 +31,7 @@ __all__ = [
     "reclaim",
     "renew_lease",
     "resign",
+    "resize",
     "settle_queued",
 ]
 
@@ -65,7 +66,7 @@ POLL = text(f"""
                                                   else cast(cast(:mark as text) as xid8) end) as q) as queued,
            (select coalesce(json_agg(h), '[]')::text
               from (select a.id, a.grant_no, a.state, a.queue_id, a.trajectory, s.class_key, a.node_id, a.node_epoch,
-                           a.amounts, a.environment_id, a.failures, a.retries,
+                           a.amounts, a.amounts_seq, a.environment_id, a.failures, a.retries,
                            -- A leader that begins may have seen none of their class in the queue.
                            case when :in_pages
                                 then json_build_object('kind', a.kind, 'class_key', s.class_key, 'shape', s.shape,
@@ -224,6 +225,25 @@ RECLAIM = text("""
  returning a.id, a.grant_no
 """)
 
+# What a manager confirmed may have the number that the row has: of a growth that it never got.
+RESIZE = text("""
+    with decided as (
+        select d.*
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:amounts as text[]), cast(:seqs as int[]))
+               as d (id, grant_no, amounts, seq) using (id, grant_no)
+         where a.state = 'running'
+           and (a.amounts_seq < d.seq or (:confirmed and a.amounts_seq = d.seq))
+         order by a.id
+           for no key update of a
+    )
+    update actions as a
+       set amounts = d.amounts::jsonb, amounts_seq = d.seq
+      from decided as d
+     where a.id = d.id
+ returning a.id, a.grant_no
+""")
+
 LOSE_ENVIRONMENTS = text("""
     with away as (
         select id, case when drain_deadline_at <= now() then 'node_drained' else 'node_away' end as reason
@@ -333,6 +353,21 @@ async def reclaim(tx: WriteTx, verdicts: Sequence[Verdict]) -> frozenset[Fence]:
             "requeues": [verdict.requeue for verdict in verdicts],
             "faileds": [verdict.failed for verdict in verdicts],
             "reasons": [verdict.reason for verdict in verdicts],
+        },
+    )
+    return frozenset(Fence(row.id, row.grant_no) for row in rows)
+
+
+async def resize(tx: WriteTx, changes: Sequence[NewAmounts], *, confirmed: bool) -> frozenset[Fence]:
+    """Those that still run. `confirmed` by their managers, or growths that these are to be told of."""
+    rows = await tx.fetch(
+        RESIZE,
+        {
+            "ids": [change.fence.action_id for change in changes],
+            "grant_nos": [change.fence.grant_no for change in changes],
+            "amounts": [json.dumps(change.amounts) for change in changes],
+            "seqs": [change.seq for change in changes],
+            "confirmed": confirmed,
         },
     )
     return frozenset(Fence(row.id, row.grant_no) for row in rows)

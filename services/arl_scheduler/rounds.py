@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
+from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
@@ -21,18 +21,19 @@ from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler import repository
+from arl_scheduler.hints import hint_ends, hint_grants
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
 from arl_scheduler.learning import Learning
 from arl_scheduler.mailbox import Mail, Mailbox
 from arl_scheduler.metrics import SchedulerMetrics
 from arl_scheduler.repository import TermLost
-from arl_scheduler.rows import PollResult
+from arl_scheduler.resizing import Resizing
+from arl_scheduler.rows import NewAmounts, PollResult
 from arl_scheduler.settings import SchedulerSettings
 from arl_scheduler.traces import Traces
 from arl_store.tx import Store
 from arl_store.wake import Notifier
-from arl_wire.internal import GrantBatch, GrantBody
 
 __all__ = ["Rounds"]
 
@@ -72,6 +73,7 @@ class Rounds:
         self._queue_names: dict[int, tuple[str, str]] = {}
         self.learning = Learning(store)
         self.mailbox = Mailbox()
+        self._resizing = Resizing(peers, self.mailbox)
         self._index: Index | None = None
         self._clock_offset = 0.0
         self._watching_since = 0.0
@@ -90,6 +92,7 @@ class Rounds:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        await self._resizing.stop()
         with contextlib.suppress(Exception):
             await self.learning.keep(self.leadership, at_once=True)
         await self.leadership.resign()
@@ -120,7 +123,8 @@ class Rounds:
         index = self._index
         if index is None or self.mailbox.asked or time.monotonic() >= self._next_poll:
             index = await self._poll()
-        self._empty_mailbox(index)
+        mail = self._empty_mailbox(index)
+        await self._write_confirmed(index, mail)
         await self._settle_due(index)
         granted = await self._round(index)
         if not granted:
@@ -135,7 +139,7 @@ class Rounds:
             async with asyncio.timeout(max(due, 0.0)):
                 await self.mailbox.wait()
 
-    def _empty_mailbox(self, index: Index) -> None:
+    def _empty_mailbox(self, index: Index) -> Mail:
         mail = self.mailbox.empty()
         if mail:
             self._poll_interval = self._settings.poll_busy_s
@@ -143,16 +147,36 @@ class Rounds:
         index.admit(mail.admitted)
         index.freed(mail.freed, requeued=mail.requeued)
         self._ended(index, mail)
+        return mail
+
+    async def _write_confirmed(self, index: Index, mail: Mail) -> None:
+        """What managers said of resizes: only now is free what shrinks gave back."""
+        self._resizing.unanswered(index.holds, mail.unanswered)
+        written, asked = self._resizing.confirmed(index.holds, mail.resized)
+        if written:
+            self._failpoints.hit("scheduler.before_shrink_commit")
+            async with self._store.write() as tx:
+                await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+                taken = await repository.resize(tx, written, confirmed=True)
+            self._resized(index, [change for change in written if change.fence in taken], "shrunk")
+        self._resizing.ask(index.holds, index.nodes, asked)
+
+    def _resized(self, index: Index, changes: Sequence[NewAmounts], how: str) -> None:
+        """Their rows say so."""
+        for change in changes:
+            index.holds.resized(change.fence, change.amounts, seq=change.seq, now=self._database_now())
+        self._metrics.resizes.labels(how).inc(len(changes))
 
     def _ended(self, index: Index, mail: Mail) -> None:
         """Tell everybody who cares what is held no longer."""
-        released = index.released()
+        released = index.holds.released()
         if released:
             self._traces.over(hold.fence.action_id for hold in released)
-        self.learning.ended(released, mail.runs, told=frozenset(mail.freed))
+        self.learning.ended(released, mail.runs, told=frozenset(mail.freed), now=self._database_now())
 
     async def _poll(self) -> Index:
-        index = self._index or Index(self._policy)
+        await self.learning.begin(term=self._term())
+        index = self._index or Index(self._policy, self.learning.curves)
         rebuilding = self._index is None
         index.poll_begins()
         self.mailbox.asked = False
@@ -162,11 +186,10 @@ class Rounds:
             self._clock_offset = found.now - time.monotonic()
             self._watch(found, begun=rebuilding)
             index.reconcile(found)
-            self._hint_ends(index, found)
+            hint_ends(self._peers, index.nodes, found)
             if rebuilding:
                 self._traces.begins_anew()
-                await self.learning.begin(term=self._term())
-                index.curves = self.learning.curves
+                self._resizing.begin(index.holds)
                 await self._read_backlog(index)
         self._index = index
         busy = bool(found.queued or found.held or index.waiting)
@@ -175,7 +198,8 @@ class Rounds:
         self._next_poll = time.monotonic() + self._poll_interval
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
-        await self.learning.look()
+        self._resizing.look(index.holds, index.nodes)
+        await self.learning.look(now=self._database_now())
         await self.learning.keep(self.leadership)
         await self._keep_partitions()
         return index
@@ -261,7 +285,7 @@ class Rounds:
 
     async def _round(self, index: Index) -> bool:
         """True if something was granted, so that the mailbox is looked at again at once."""
-        if not index.waiting:
+        if not index.waiting and not index.holds.any_resizable:
             return False
         with self._metrics.rounds.time():
             return await self._decide(index)
@@ -270,23 +294,43 @@ class Rounds:
         began = now = self._database_now()
         plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
         decided = plan.grants[: self._settings.round_limit]
-        if not decided:
-            return False
-        epochs = {node.id: node.epoch for node in index.nodes.values()}
+        growths = self._resizing.growths(index.holds, plan.resizes)
+        shrinks = self._resizing.shrinks(index.holds, plan.resizes)
         decided_at = self._database_now()
+        granted, grown = await self._commit(index, decided, growths)
+        taken = [grant for grant in decided if grant.fence in granted]
+        index.granted(taken, now=now)
+        growths = [change for change in growths if change.fence in grown]
+        self._resized(index, growths, "grown")
+        if taken:
+            self._traces.round(taken, began=began, decided=decided_at, ended=self._database_now())
+        hint_grants(self._peers, index.nodes, taken)
+        self._resizing.ask(index.holds, index.nodes, [*shrinks, *growths])
+        await self._drop_refused(index, [grant.fence.action_id for grant in decided if grant.fence not in granted])
+        return bool(decided)
+
+    async def _commit(
+        self, index: Index, decided: Sequence[Grant], growths: Sequence[NewAmounts]
+    ) -> tuple[frozenset[Fence], frozenset[Fence]]:
+        """The grants that took, and the growths: both from what was free, in one commit."""
+        granted: frozenset[Fence] = frozenset()
+        grown: frozenset[Fence] = frozenset()
+        if not decided and not growths:
+            return granted, grown
+        epochs = {node.id: node.epoch for node in index.nodes.values()}
         self._failpoints.hit("leader.between_decision_and_lock")
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             self._failpoints.hit("leader.between_lock_and_update")
-            granted = await repository.grant(tx, decided, epochs=epochs)
+            if decided:
+                granted = await repository.grant(tx, decided, epochs=epochs)
+            if growths:
+                grown = await repository.resize(tx, growths, confirmed=False)
         self._failpoints.hit("scheduler.after_grant_commit")
+        if grown:
+            self._failpoints.hit("scheduler.after_growth_commit")
         self._metrics.grants.inc(len(granted))
-        taken = [grant for grant in decided if grant.fence in granted]
-        index.granted(taken, now=now)
-        self._traces.round(taken, began=began, decided=decided_at, ended=self._database_now())
-        self._hint_managers(index, taken)
-        await self._drop_refused(index, [grant.fence.action_id for grant in decided if grant.fence not in granted])
-        return True
+        return granted, grown
 
     async def _drop_refused(self, index: Index, refused: list[UUID]) -> None:
         """What Postgres did not grant was cancelled or is late; anything else shows that the index is stale."""
@@ -296,27 +340,6 @@ class Rounds:
         settled |= await self._settle(index, dict.fromkeys(refused, (Outcome.DEADLINE_IN_QUEUE, None)))
         if settled != frozenset(refused):
             self._index = None
-
-    def _hint_managers(self, index: Index, grants: Iterable[Grant]) -> None:
-        by_node: dict[int, list[GrantBody]] = defaultdict(list)
-        for grant in grants:
-            by_node[grant.node].append(
-                GrantBody(
-                    id=grant.fence.action_id,
-                    grant_no=grant.fence.grant_no,
-                    amounts=dict(grant.amounts),
-                    environment_id=grant.environment,
-                )
-            )
-        for node_id, bodies in by_node.items():
-            node = index.nodes[node_id]
-            self._peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=bodies))
-
-    def _hint_ends(self, index: Index, found: PollResult) -> None:
-        """Environments whose end was wished since the last poll: their nodes free them at once."""
-        for node_id in {row.node for row in found.environments if row.deleted and not row.gone} & index.nodes.keys():
-            node = index.nodes[node_id]
-            self._peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=[]))
 
     async def _keep_partitions(self) -> None:
         if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:

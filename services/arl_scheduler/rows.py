@@ -19,6 +19,7 @@ from arl_wire.internal import QueuedAction
 __all__ = [
     "EnvironmentRow",
     "Held",
+    "NewAmounts",
     "NodeRow",
     "PollResult",
     "class_of",
@@ -84,6 +85,7 @@ class Held:
     started: float | None
     cls: ActionClass | None = None
     """Only where a leader begins and may not have seen it in the queue."""
+    amounts_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,15 @@ class PollResult:
     """Queues of which nothing starts."""
     weights: Mapping[int, QueueWeight] = field(default_factory=dict)
     """Of each queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewAmounts:
+    """What a row is to say. The number is that of the resize; one that is not above the last is stale."""
+
+    fence: Fence
+    amounts: Amounts
+    seq: int
 
 
 def poll_result(row: Any) -> PollResult:
@@ -195,6 +206,7 @@ def _held(entry: Mapping[str, Any]) -> Held:
         granted=entry["granted"],
         started=entry["started"],
         cls=_class(entry["spec"]) if entry["spec"] is not None else None,
+        amounts_seq=entry["amounts_seq"],
     )
 
 
