@@ -76,6 +76,10 @@ class Holds:
         self._by_id[hold.fence.action_id] = replace(hold, started=at)
         self.running.add(replace(self._running(hold), started=at, since=at))
 
+    def is_changing(self, hold: Hold) -> bool:
+        """Whether its manager was asked for other amounts, and has not answered."""
+        return self._running(hold).changing_to is not None
+
     def changing(self, fence: Fence, to: Amounts | None) -> None:
         """Its manager is asked to change its amounts to these; None once it has answered, or will not."""
         hold = self.under(fence)

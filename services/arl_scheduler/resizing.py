@@ -94,11 +94,9 @@ class Resizing:
                 written.append(NewAmounts(fence, amounts, answer.amounts_seq))
         return written, asked
 
-    def unanswered(self, holds: Holds, fences: Iterable[Fence]) -> None:
-        """Whether their managers heard of it is not known; they are asked again after the next poll."""
-        for fence in fences:
-            holds.changing(fence, None)
-            self._unsure.add(fence)
+    def unanswered(self, fences: Iterable[Fence]) -> None:
+        """Whether their managers heard of it is not known; they are asked again after the next poll, and not before."""
+        self._unsure.update(fences)
 
     async def _ask(self, node: NodeRow, bodies: Sequence[ResizeBody]) -> None:
         try:
@@ -120,7 +118,7 @@ def _is_news(answer: ResizeAnswer, hold: Hold) -> bool:
 def _news(holds: Holds, decided: Iterable[Resize]) -> Iterable[tuple[NewAmounts, Hold]]:
     for resize in decided:
         hold = holds.under(resize.fence)
-        if hold is not None and CORES in resize.amounts and CORES in hold.amounts:
+        if hold is not None and not holds.is_changing(hold):
             yield NewAmounts(resize.fence, resize.amounts, hold.amounts_seq + 1), hold
 
 

@@ -151,7 +151,7 @@ class Rounds:
 
     async def _write_confirmed(self, index: Index, mail: Mail) -> None:
         """What managers said of resizes: only now is free what shrinks gave back."""
-        self._resizing.unanswered(index.holds, mail.unanswered)
+        self._resizing.unanswered(mail.unanswered)
         written, asked = self._resizing.confirmed(index.holds, mail.resized)
         if written:
             self._failpoints.hit("scheduler.before_shrink_commit")
