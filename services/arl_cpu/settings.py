@@ -16,7 +16,9 @@ class CpuSettings(ManagerSettings):
     snapshots_dir: Path | None = Field(default=None, description="Where snapshots lie; without it none are taken")
     snapshots_mib: int = Field(default=10_240, ge=0, description="How much they may be, all of them")
     cpu_cores: int | None = Field(default=None, ge=1, le=4096, description="Offer this many cores instead of all")
-    policy: PolicyName = Field(default=PolicyName.FCFS, description="Under `overcommitted` all actions share all cores")
+    policy: PolicyName = Field(
+        default=PolicyName.SPAR_M, description="Under `overcommitted` all actions share all cores"
+    )
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
     memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
 

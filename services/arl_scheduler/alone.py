@@ -115,8 +115,15 @@ class _Numbers:
 def _a_class(key: int, random: Random) -> dict[str, Any]:
     memory = random.choice((128, 256, 512, 1024))
     demand = {"cpu_milli": 1000, "memory_mib": memory, "disk_mib": 64}
-    amdahl = {"model": "amdahl", "parallel_fraction": random.uniform(0.5, 0.95), "resizable": "any"}
-    elastic = {"resource": "cpu_milli", "min": 1000, "max": 16_000, "step": 1000, "elasticity": amdahl}
+    amdahl = {"model": "amdahl", "parallel_fraction": random.uniform(0.5, 0.95)}
+    elastic = {
+        "resource": "cpu_milli",
+        "min": 1000,
+        "max": 16_000,
+        "step": 1000,
+        "elasticity": amdahl,
+        "resizable": "any",
+    }
     is_elastic = random.random() < 0.5
     shape = {"kind": "exec", "shape": "divisible", "demand": demand, "elastic": elastic if is_elastic else None}
     return {"class_key": key, "grant_no": 0, "environment_id": None, "deadline": None, "priority": 0} | shape

@@ -8,7 +8,7 @@ __all__ = ["SchedulerSettings"]
 
 class SchedulerSettings(ServiceSettings):
     cell: str = Field(default="default", description="One leader per cell")
-    policy: PolicyName = Field(default=PolicyName.FCFS, description="Who starts when, and what it holds")
+    policy: PolicyName = Field(default=PolicyName.SPAR_M, description="Who starts when, and what it holds")
     pod_cores: float = Field(
         default=1.0,
         ge=0.01,

@@ -85,7 +85,8 @@ class TestPods:
 
     def test_what_the_environment_says_does_not_change_what_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TANGRAM_POLICY", "static")
-        assert settings_of("tangram", None)["TANGRAM_POLICY"] == "fcfs"
+        assert settings_of("tangram", None)["TANGRAM_POLICY"] == "spar_m"
+        assert settings_of("fcfs", None)["TANGRAM_POLICY"] == "fcfs"
 
 
 def test_the_picture_has_a_band_for_each_policy(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ __all__ = [
     "settings_of",
 ]
 
-TANGRAM, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "static", "shrunk", "overcommitted"
-POLICIES = (TANGRAM, STATIC, SHRUNK, OVERCOMMITTED)
+TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "fcfs", "static", "shrunk", "overcommitted"
+POLICIES = (TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED)
 SMALLEST_MILLI = 10
 """Of a pod; with more trajectories than fit so, some wait."""
 
@@ -132,9 +132,9 @@ def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
 
 
 def settings_of(policy: str, pod_cores: float | None) -> dict[str, str]:
-    """For the scheduler and the node. Whatever the user's own environment says of policies does not count here."""
+    """For the scheduler and the node; ours is SPAR-M. Whatever the user's own environment says of policies does not count here."""
     if pod_cores is None:
-        return {"TANGRAM_POLICY": "fcfs"}
+        return {"TANGRAM_POLICY": FCFS if policy == FCFS else "spar_m"}
     return {"TANGRAM_POLICY": STATIC if policy == SHRUNK else policy, "TANGRAM_POD_CORES": f"{pod_cores:.3f}"}
 
 

@@ -62,7 +62,7 @@ async def roll_out(
             await asyncio.sleep(next(thinking))
             request = json.dumps({"entry_point": plan.problem.entry_point, "cpu_s": cpu_s})
             note(await client.run(
-                task=task, trajectory=trajectory, argv=["python3", "suite.py"],
+                task=task, trajectory=trajectory, argv=["python3", "suite.py"], profile=f"tests:{plan.problem.task_id}",
                 files={"solution.py": attempt.code, "suite.py": program_text("suite"), "request.json": request},
                 timeout_s=TEST_TIMEOUT_S, memory_mib=MEMORY_MIB, cpu=TEST_CORES, parallel_fraction=TEST_PARALLEL,
             ))  # fmt: skip
