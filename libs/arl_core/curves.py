@@ -56,12 +56,9 @@ class Curve:
     """`main_resource`."""
     widths: tuple[Width, ...]
     """In rising order, each faster than all before it: more that brings nothing is no choice."""
+    area_s: float
+    """Unit-seconds at the smallest width."""
     by_amount: dict[int, float] = field(repr=False, compare=False)
-
-    @property
-    def area_s(self) -> float:
-        """Unit-seconds at the smallest width."""
-        return self.widths[0].units * self.widths[0].seconds
 
 
 def units_of(resource: str | None, amount: int) -> float:
@@ -134,7 +131,7 @@ def _curve(cls: ActionClass, durations: Durations) -> Curve:
     for amount, seconds in by_amount.items():
         if not widths or seconds < widths[-1].seconds:
             widths.append(Width(amount, units_of(resource, amount), seconds))
-    return Curve(resource, tuple(widths), by_amount)
+    return Curve(resource, tuple(widths), widths[0].units * widths[0].seconds, by_amount)
 
 
 def main_resource(cls: ActionClass) -> str | None:

@@ -81,7 +81,7 @@ class _Round:
         walk = self._walk()
         least = min((bucket.cls.demand.minimum.get("cpu_milli", 0) for bucket in self._buckets), default=0)
         while (action := walk.head) is not None and len(grants) < self._limit:
-            if not self._resizing and not self._free.has_cores(least):
+            if not self._free.has_cores(least) and not (self._resizing and self._widening.has_claimable(least)):
                 break
             grant = self._start(action)
             if grant is None:
@@ -98,7 +98,7 @@ class _Round:
         tasks: dict[int, list[Bucket]] = {}
         for bucket in self._buckets:
             tasks.setdefault(bucket.key.task, []).append(bucket)
-        walks = {task: Walk(buckets, lead_s=self._lead_s) for task, buckets in tasks.items()}
+        walks = {task: Walk(buckets, list(map(self._lead_s, buckets))) for task, buckets in tasks.items()}
         return FairWalk(walks, self._snapshot.shares, strictness=self._constants.strictness)
 
     def _lead_s(self, bucket: Bucket) -> float:

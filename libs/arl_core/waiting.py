@@ -1,6 +1,6 @@
 """Waiting actions in buckets of what is alike, in an order that a round can walk without changing it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 from uuid import UUID
@@ -41,6 +41,10 @@ class BucketKey(NamedTuple):
     makes_environment: bool
 
 
+_Entry = tuple[float, UUID, int, Waiting]
+"""When it came, its id, how many were added before it, the action."""
+
+
 class Bucket:
     """Actions of one class and priority that may start on the same nodes, in the order in which they came.
 
@@ -51,22 +55,22 @@ class Bucket:
         self.cls = cls
         self.key = key
         self._live: dict[UUID, int] = {}
-        self._heap: list[tuple[float, UUID, int, Waiting]] = []
+        self._heap: list[_Entry] = []
         self._additions = 0
 
     def __len__(self) -> int:
         return len(self._live)
 
     @property
-    def first(self) -> Waiting:
-        """Of a bucket in which some wait."""
-        return self._heap[0][3]
+    def first(self) -> _Entry:
+        """Of a bucket in which some wait: the first, with when it came."""
+        return self._heap[0]
 
     def __iter__(self) -> Iterator[Waiting]:
         """The bucket must not change while it is walked."""
         return (entry[3] for entry in self.entries())
 
-    def entries(self) -> Iterator[tuple[float, UUID, int, Waiting]]:
+    def entries(self) -> Iterator[_Entry]:
         """With when each came."""
         heap, live = self._heap, self._live
         frontier = [(heap[0], 0)] if heap else []
@@ -94,24 +98,20 @@ class Bucket:
             heapify(self._heap)
 
 
-def _as_it_came(bucket: Bucket) -> float:
-    return 0.0
-
-
 class Walk:
     """The actions of buckets that are not empty: higher priority first, then by when they came plus a bucket's lead.
 
     Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n).
     """
 
-    def __init__(self, buckets: Iterable[Bucket], *, lead_s: Callable[[Bucket], float] = _as_it_came) -> None:
+    def __init__(self, buckets: Iterable[Bucket], leads_s: Sequence[float] | None = None) -> None:
         self._buckets = list(buckets)
-        self._leads = [lead_s(bucket) for bucket in self._buckets]
-        self._actions = [bucket.first for bucket in self._buckets]
-        self._entries: list[Iterator[tuple[float, UUID, int, Waiting]] | None] = [None] * len(self._buckets)
+        self._leads = leads_s if leads_s is not None else [0.0] * len(self._buckets)
+        self._entries: list[Iterator[_Entry] | None] = [None] * len(self._buckets)
+        self._actions = [bucket.first[3] for bucket in self._buckets]
         self._heads = [
-            (-bucket.key.priority, came(action) + lead, action.id, at)
-            for at, (bucket, lead, action) in enumerate(zip(self._buckets, self._leads, self._actions, strict=True))
+            (-bucket.key.priority, bucket.first[0] + lead, bucket.first[1], at)
+            for at, (bucket, lead) in enumerate(zip(self._buckets, self._leads, strict=True))
         ]
         heapify(self._heads)
 

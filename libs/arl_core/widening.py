@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heapreplace
 from uuid import UUID
 
 from arl_core.curves import Curve, Width, units_of
@@ -34,6 +35,8 @@ class Widening:
         self._admitted: dict[UUID, Waiting] = {}
         self._claimed: dict[int, int] = {}
         """Milli-cores that would be used if others shrank, by node."""
+        self._claimable: list[tuple[int, int]] | None = None
+        """Milli-cores below 0 and node, as they were at some time of this round: they only become fewer."""
 
     def admit(self, action: Waiting) -> Grant | None:
         """At its smallest width; or None, and it has a claim on what others may be shrunk by."""
@@ -72,12 +75,28 @@ class Widening:
         cores = minimum.get(_CORES, 0)
         node = self._free.node_of(action)
         if node is None:
-            node = max(self._free.free, key=lambda each: (self._unclaimed(each), -each), default=None)
+            node = self._most_claimable()
         if node is None or node not in self._free.free or self._unclaimed(node) < cores:
             return
         others = {name: amount for name, amount in action_part(minimum).items() if name != _CORES}
         if fits(others, self._free.free[node]):
             self._claimed[node] = self._claimed.get(node, 0) + cores
+
+    def has_claimable(self, milli: int) -> bool:
+        """Whether there is a node where so many could be had if others shrank."""
+        node = self._most_claimable()
+        return node is not None and self._unclaimed(node) >= milli
+
+    def _most_claimable(self) -> int | None:
+        if self._claimable is None:
+            self._claimable = [(-self._unclaimed(node), node) for node in self._free.free]
+            heapify(self._claimable)
+        while self._claimable:
+            amount, node = self._claimable[0]
+            if -amount == self._unclaimed(node):
+                return node
+            heapreplace(self._claimable, (-self._unclaimed(node), node))
+        return None
 
     def _unclaimed(self, node: int) -> int:
         """Milli-cores that are free, or that those who run there could give up or are giving up already."""

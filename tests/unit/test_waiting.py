@@ -43,7 +43,8 @@ def test_a_lead_puts_a_bucket_behind_those_that_come_up_to_so_much_later(
     index = WaitingIndex()
     for number, (key, submitted) in enumerate(entries, 1):
         index.add(an_action(number, cls=a_class(key), submitted=submitted))
-    walk = Walk(index.buckets(), lead_s=lambda bucket: leads[bucket.cls.key])
+    buckets = list(index.buckets())
+    walk = Walk(buckets, [leads[bucket.cls.key] for bucket in buckets])
     walked = []
     while walk.head is not None:
         walked.append(walk.head)

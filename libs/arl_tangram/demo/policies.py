@@ -132,7 +132,7 @@ def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
 
 
 def settings_of(policy: str, pod_cores: float | None) -> dict[str, str]:
-    """For the scheduler and the node; ours is SPAR-M. Whatever the user's own environment says of policies does not count here."""
+    """For the scheduler and the node, whatever the user's own environment says of policies; ours is SPAR-M."""
     if pod_cores is None:
         return {"TANGRAM_POLICY": FCFS if policy == FCFS else "spar_m"}
     return {"TANGRAM_POLICY": STATIC if policy == SHRUNK else policy, "TANGRAM_POD_CORES": f"{pod_cores:.3f}"}
