@@ -110,7 +110,10 @@ class _Round:
         cls = action.cls
         elastic = cls.demand.elastic
         if elastic is None or len(self._curves.of(cls).widths) == 1:
-            return self._free.take(action, cls.demand.minimum)
+            grant = self._free.take(action, cls.demand.minimum)
+            if grant is None and self._resizing:
+                self._widening.claim(action)
+            return grant
         if self._resizing and elastic.resizable is not Resizable.NONE:
             return self._widening.admit(action)
         return self._start_wide(action)

@@ -44,8 +44,23 @@ class Widening:
         if grant is not None:
             self._admitted[action.id] = action
         else:
-            self._claim(action)
+            self.claim(action)
         return grant
+
+    def claim(self, action: Waiting) -> None:
+        """What it needs to start is what others may be shrunk by."""
+        minimum = action.cls.demand.minimum
+        cores = minimum.get(_CORES, 0)
+        if not cores:
+            return
+        node = self._free.node_of(action)
+        if node is None:
+            node = self._most_claimable()
+        if node is None or node not in self._free.free or self._unclaimed(node) < cores:
+            return
+        others = {name: amount for name, amount in action_part(minimum).items() if name != _CORES}
+        if fits(others, self._free.free[node]):
+            self._claimed[node] = self._claimed.get(node, 0) + cores
 
     def plan(self, grants: Sequence[Grant]) -> Plan:
         """The same grants, some of them wider, and resizes of what runs."""
@@ -69,18 +84,6 @@ class Widening:
         """Whether anything is free or could be given up."""
         free = self._free.free.get(node)
         return free is not None and (free.get(_CORES, 0) > 0 or self._snapshot.running.spare(node) > 0)
-
-    def _claim(self, action: Waiting) -> None:
-        minimum = action.cls.demand.minimum
-        cores = minimum.get(_CORES, 0)
-        node = self._free.node_of(action)
-        if node is None:
-            node = self._most_claimable()
-        if node is None or node not in self._free.free or self._unclaimed(node) < cores:
-            return
-        others = {name: amount for name, amount in action_part(minimum).items() if name != _CORES}
-        if fits(others, self._free.free[node]):
-            self._claimed[node] = self._claimed.get(node, 0) + cores
 
     def has_claimable(self, milli: int) -> bool:
         """Whether there is a node where so many could be had if others shrank."""

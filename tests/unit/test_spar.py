@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,9 +121,12 @@ class TestResizing:
         (resize,) = planned(SPAR_M, snapshot, c1=20.0).resizes
         assert resize.amounts == {"cpu_milli": 4000}
 
-    def test_it_shrinks_for_one_that_waits_and_the_cores_are_not_given_before_that_is_confirmed(self) -> None:
+    @pytest.mark.parametrize("waiting", [cls, fixed(2)], ids=["elastic", "fixed"])
+    def test_it_shrinks_for_one_that_waits_and_the_cores_are_not_given_before_that_is_confirmed(
+        self, waiting: ActionClass
+    ) -> None:
         snapshot = a_snapshot(
-            queued=[an_action(9, cls=self.cls, submitted=NOW)],
+            queued=[an_action(9, cls=waiting, submitted=NOW)],
             pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 0})],
             running=[running(1, self.cls, 4)],
         )
