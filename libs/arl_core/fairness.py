@@ -43,6 +43,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._virtual: dict[int, float] = {}
+        self._expected: dict[int, float] = {}
         self._active: dict[int, int] = {}
         self._weights: Mapping[int, QueueWeight] = {}
         self._siblings: dict[int, float] = {}
@@ -57,7 +58,10 @@ class Shares:
             self._count(task, +1)
 
     def begin(self, task: int) -> None:
-        """One more action of it waits or runs. Whoever was idle starts level with who has had least."""
+        """One more action of it waits or runs. Whoever was idle starts level with who has had least.
+
+        What others are only expected to have does not count here: it may turn out to be little.
+        """
         if task not in self._active:
             floor = min((self._virtual[other] for other in self._active), default=0.0)
             self._virtual[task] = max(self._virtual.get(task, floor), floor)
@@ -72,17 +76,26 @@ class Shares:
             self._count(task, -1)
             if not self._active:
                 self._virtual.clear()
+                self._expected.clear()
 
-    def charge(self, task: int, share_s: float) -> None:
-        """Seconds of the whole cell; below 0 gives back what was charged too much."""
+    def expect(self, task: int, share_s: float) -> float:
+        """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
+        cost = self.cost(task, share_s)
+        self._expected[task] = self._expected.get(task, 0.0) + cost
+        return cost
+
+    def settle(self, task: int, expected: float, share_s: float) -> None:
+        """What was expected is over, and was so much."""
+        self._expected[task] -= expected
         self._virtual[task] = self._virtual.get(task, 0.0) + self.cost(task, share_s)
 
     def cost(self, task: int, share_s: float) -> float:
-        """What this would be charged with."""
+        """What this counts for it."""
         return share_s / self.part(task)
 
     def virtual_s(self, task: int) -> float:
-        return self._virtual.get(task, 0.0)
+        """What it had and what it is expected to have by what was granted."""
+        return self._virtual.get(task, 0.0) + self._expected.get(task, 0.0)
 
     def part(self, task: int) -> float:
         """Its weight among all, as long as just the tasks that are active now share what their projects get."""
@@ -99,8 +112,9 @@ class Shares:
 class FairWalk:
     """The actions of all tasks, one by one, the order changing as tasks are charged.
 
-    Inside a task: `Walk`. Between tasks: whose head came first, a task's virtual time counting `strictness` times.
-    What separates any two tasks for longer than that is their weights alone.
+    Inside a task: `Walk`. Between tasks: who has had least, `strictness` times its virtual time plus the lead of its
+    head; so short actions go first, but no task gets ahead of another by more than the largest lead over `strictness`
+    in seconds of the whole cell. When they came does not count: a flood would be older than all that follow it.
     """
 
     def __init__(self, walks: Mapping[int, Walk], shares: Shares, *, strictness: float) -> None:
@@ -143,4 +157,4 @@ class FairWalk:
     def _enter(self, task: int) -> None:
         walk = self._walks[task]
         if (head := walk.head) is not None:
-            heappush(self._order, (walk.rank + self._debts[task], head.id, task))
+            heappush(self._order, (walk.lead_s + self._debts[task], head.id, task))

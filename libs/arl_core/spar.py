@@ -31,8 +31,8 @@ class SparConstants:
     """What a unit-second costs, in seconds, for each action that waits for a unit."""
     headroom: float = 0.03
     """The part of a node that is for starting actions, not for widening them."""
-    strictness: float = 20.0
-    """What a second of the whole cell that a task had more than another counts, in seconds of waiting."""
+    strictness: float = 100.0
+    """What a second of the whole cell that a task had more than another counts, in seconds of lead."""
     postpone_gain: float = 0.9
     """Waiting for more units has to make an action end in less than this part of the time."""
 
@@ -122,6 +122,8 @@ class _Round:
         """As wide as its price says: where that fits best, or else where most is free."""
         node = self._free.widest_for(action, action.cls.demand.minimum)
         if node is None:
+            if self._resizing:
+                self._widening.claim(action)
             return None
         wanted = self._priced(node, action, units=float("inf"))
         node = self._free.node_for(action, _amounts(action, wanted)) or node

@@ -126,9 +126,9 @@ class Walk:
         return self._buckets[self._heads[0][3]]
 
     @property
-    def rank(self) -> float:
-        """When the head came plus its bucket's lead."""
-        return self._heads[0][1]
+    def lead_s(self) -> float:
+        """Of the head's bucket."""
+        return self._leads[self._heads[0][3]]
 
     def advance(self) -> None:
         """To the next action."""

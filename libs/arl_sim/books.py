@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from arl_core.accounts import Accounts
 from arl_core.curves import Curves, Durations
-from arl_core.fairness import Shares, dominant_share, total_amounts
+from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger, fits
 from arl_core.model import (
@@ -21,7 +22,6 @@ from arl_core.model import (
     Shape,
     TrajectoryName,
     Waiting,
-    action_part,
 )
 from arl_core.plan import Policy
 from arl_core.running import RunningIndex
@@ -48,13 +48,12 @@ class Books:
     def __init__(self, policy: Policy, pools: Iterable[Pool], estimates: Durations) -> None:
         self._policy = policy
         self._curves = Curves(estimates)
-        self._shares = Shares()
-        self._charged: dict[UUID, float] = {}
+        self._accounts = Accounts()
         self._pools = {pool.node: pool for pool in pools}
         self._ledger = Ledger()
         for node, pool in self._pools.items():
             self._ledger.set_capacity(node, pool.capacity)
-        self._total = total_amounts(pool.capacity for pool in self._pools.values())
+        self._accounts.total = total_amounts(pool.capacity for pool in self._pools.values())
         self._stale: set[int] = set()
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
@@ -87,7 +86,7 @@ class Books:
             action = replace(action, environment=Environment(id=environment, node=home.node))
         self._queued[action.id] = action
         self._waiting.add(action)
-        self._shares.begin(action.task)
+        self._accounts.shares.begin(action.task)
 
     def grant(self, grant: Grant, *, now: float) -> bool:
         """Whether its service was resident on the granted devices already, where it is one of devices."""
@@ -110,7 +109,8 @@ class Books:
             since=now,
         )
         self._running.add(running)
-        self._charge(action, grant.amounts)
+        expected_s = self._curves.expected_s(action.cls, grant.amounts)
+        self._accounts.granted(action.id, action.task, grant.amounts, expected_s=expected_s)
         return self._occupy(grant, action, now=now) if action.cls.shape is Shape.GROUP else True
 
     def begin_resize(self, fence: Fence, node: int, amounts: Amounts) -> None:
@@ -180,7 +180,7 @@ class Books:
             running=self._running,
             pods=self._pods if self._policy.has_pods else {},
             curves=self._curves,
-            shares=self._shares,
+            shares=self._accounts.shares,
         )
 
     def _take(self, holder: UUID, node: int, amounts: Amounts) -> None:
@@ -222,16 +222,10 @@ class Books:
         held = self._policy.action_holds(amounts, at_home=at_home, in_pod=False)
         self._take(running.fence.action_id, running.node, held)
 
-    def _charge(self, action: Waiting, amounts: Amounts) -> None:
-        expected_s = self._curves.expected_s(action.cls, amounts)
-        self._charged[action.id] = dominant_share(action_part(amounts), self._total) * expected_s
-        self._shares.charge(action.task, self._charged[action.id])
-
     def _settle_share(self, running: Running, now: float) -> None:
-        """What was expected was paid; now it is known what it took."""
-        used = dominant_share(action_part(running.amounts), self._total) * (now - running.granted)
-        self._shares.charge(running.task, used - self._charged.pop(running.fence.action_id))
-        self._shares.end(running.task)
+        id, held_s = running.fence.action_id, now - running.granted
+        self._accounts.released(id, running.task, running.amounts, held_s=held_s)
+        self._accounts.shares.end(running.task)
 
 
 _LEAST_S = 1e-9

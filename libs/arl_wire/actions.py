@@ -200,7 +200,8 @@ class SubmitAction(Strict):
         gt=0,
         le=30 * 86400,
         allow_inf_nan=False,
-        description="Of no use if it has not started by then; counts from admission and kills nothing that runs",
+        description="Of no use if it has not ended by then; counts from admission. Still queued then, or later than"
+        " actions of its class could end in time, it settles `deadline_in_queue`. It kills nothing that runs",
     )
     retries: int = Field(default=0, ge=0, le=10, description="Attempts after an infra_error, and only after that")
     idempotent: bool = Field(default=False, description="May be retried inside a trajectory's environment")

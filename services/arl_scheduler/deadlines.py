@@ -1,26 +1,45 @@
-"""When queued actions are late."""
+"""When queued actions are late, or too late to end in time."""
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from uuid import UUID
 
-__all__ = ["Deadlines"]
+from arl_core.model import ActionClass, Waiting
+
+__all__ = ["UNREACHABLE", "Deadlines"]
+
+UNREACHABLE = "deadline_unreachable"
+"""Why an action is not started although its deadline has not passed: started now it would usually miss it."""
 
 
 class Deadlines:
-    """Earliest first. Whoever leaves the queue in time is still said when its time comes."""
+    """Earliest first. `usual_s` is what an action of a class usually takes at its widest, 0 where nobody knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, usual_s: Callable[[ActionClass], float]) -> None:
+        self._usual_s = usual_s
         self._heap: list[tuple[float, UUID]] = []
 
-    def add(self, action_id: UUID, deadline: float) -> None:
-        heappush(self._heap, (deadline, action_id))
+    def add(self, action: Waiting) -> None:
+        if action.deadline is not None:
+            heappush(self._heap, (self._latest_start(action, action.deadline), action.id))
 
-    def due(self, now: float) -> list[UUID]:
-        """Those whose deadline has passed, once."""
-        due = []
+    def due(self, now: float, find: Callable[[UUID], Waiting | None]) -> dict[UUID, str | None]:
+        """Those that wait and can't end in time any more, once; why, unless their deadline has passed."""
+        due: dict[UUID, str | None] = {}
         while self._heap and self._heap[0][0] <= now:
-            due.append(heappop(self._heap)[1])
+            action = find(heappop(self._heap)[1])
+            if action is None or action.deadline is None:
+                continue
+            if action.deadline <= now:
+                due[action.id] = None
+            elif self._latest_start(action, action.deadline) <= now:
+                due[action.id] = UNREACHABLE
+            else:
+                self.add(action)
         return due
 
     def next_at(self) -> float | None:
         return self._heap[0][0] if self._heap else None
+
+    def _latest_start(self, action: Waiting, deadline: float) -> float:
+        return deadline - self._usual_s(action.cls)

@@ -6,10 +6,11 @@ believes and a poll contradicts is corrected by that poll.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
+from arl_core.accounts import Accounts
 from arl_core.curves import Curves
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
@@ -18,7 +19,6 @@ from arl_core.model import ActionClass, Amounts, Environment, Grant, Plan, Pod, 
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
-from arl_scheduler.charges import Charges
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, HomesByNode, Name
@@ -29,19 +29,23 @@ __all__ = ["Index", "Name"]
 
 
 class Index:
-    def __init__(self, policy: Policy | None = None, curves: Curves | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        curves: Curves | None = None,
+        usual_s: Callable[[ActionClass], float] = lambda cls: 0.0,
+    ) -> None:
         self._policy = policy or FirstComeFirstServed()
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
-        """Of each queue that there was at the last poll."""
         self._ledger = Ledger()
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
         self._homes: dict[Name, Home] = {}
         self._classes: dict[int, ActionClass] = {}
-        self._deadlines = Deadlines()
-        self._charges = Charges()
+        self._deadlines = Deadlines(usual_s)
+        self._accounts = Accounts()
         self.curves = curves or Curves()
         self.holds = Holds(self._policy, self._ledger, self.curves)
         self._living = HomesByNode()
@@ -92,7 +96,8 @@ class Index:
             name = self._home_of.get(grant.fence.action_id)
             pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
             self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
-            self._charges.granted(action, grant.amounts, self.curves.expected_s(action.cls, grant.amounts))
+            expected_s = self.curves.expected_s(action.cls, grant.amounts)
+            self._accounts.granted(action.id, action.task, grant.amounts, expected_s=expected_s)
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -122,11 +127,11 @@ class Index:
         """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
         self.mark = poll.mark
         self.nodes = {node.id: node for node in poll.nodes}
-        self._charges.shares.weigh(poll.weights)
+        self._accounts.shares.weigh(poll.weights)
         self._pause(poll.paused)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
-        self._charges.total = total_amounts(node.capacity for node in poll.nodes)
+        self._accounts.total = total_amounts(node.capacity for node in poll.nodes)
         for environment in poll.environments:
             self._learn_environment(environment)
         held = {row.fence: row for row in poll.held}
@@ -149,7 +154,7 @@ class Index:
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
         """What a round may look at: most of it is this index's own."""
-        self._charges.now = self.curves.now = now
+        self.curves.now = now
         return Snapshot(
             now=now,
             waiting=self._waiting,
@@ -165,7 +170,7 @@ class Index:
             },
             pods=self._pods() if self._policy.has_pods else {},
             curves=self.curves,
-            shares=self._charges.shares,
+            shares=self._accounts.shares,
         )
 
     def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:
@@ -187,9 +192,9 @@ class Index:
     def has_environments(self, node: int) -> bool:
         return any(home.node == node and home.known and not home.gone for home in self._homes.values())
 
-    def overdue(self, now: float) -> list[UUID]:
-        """Queued actions that can't meet their deadline any more; said once."""
-        return [action_id for action_id in self._deadlines.due(now) if action_id in self._queued]
+    def overdue(self, now: float) -> dict[UUID, str | None]:
+        """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""
+        return self._deadlines.due(now, self._queued.get)
 
     def next_deadline(self) -> float | None:
         return self._deadlines.next_at()
@@ -218,9 +223,8 @@ class Index:
             began=min(home.began, row.submitted) if home is not None else None,
         )
         self._queued[row.id] = action
-        self._charges.shares.begin(action.task)
-        if row.deadline is not None:
-            self._deadlines.add(row.id, row.deadline)
+        self._accounts.shares.begin(action.task)
+        self._deadlines.add(action)
         if name is None:
             self._offer(action)
             return
@@ -275,7 +279,7 @@ class Index:
 
     def _forget_queued(self, action_id: UUID) -> None:
         if (action := self._queued.pop(action_id, None)) is not None:
-            self._charges.shares.end(action.task)
+            self._accounts.shares.end(action.task)
         self._waiting.discard(action_id)
         name = self._home_of.pop(action_id, None)
         if name is None or name not in self._homes:
@@ -288,7 +292,7 @@ class Index:
 
     def _hold(self, hold: Hold) -> None:
         self.holds.add(hold)
-        self._charges.shares.begin(hold.task)
+        self._accounts.shares.begin(hold.task)
         if hold.pod is not None:
             self._lent[hold.pod] += 1
         if hold.home is None:
@@ -302,7 +306,9 @@ class Index:
 
     def _release(self, action_id: UUID) -> None:
         hold = self.holds.remove(action_id)
-        self._charges.released(hold)
+        held_s = self.curves.now - hold.granted
+        self._accounts.released(action_id, hold.task, hold.amounts, held_s=held_s)
+        self._accounts.shares.end(hold.task)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1
             if not self._lent[hold.pod]:

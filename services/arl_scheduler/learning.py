@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from arl_core.curves import Curves, main_resource
 from arl_core.estimates import CLASSES, Estimates
 from arl_core.fence import Fence
+from arl_core.model import ActionClass
 from arl_scheduler import estimate_rows, repository
 from arl_scheduler.estimate_rows import Run
 from arl_scheduler.homes import Hold
@@ -90,6 +91,12 @@ class Learning:
         """What nobody has run for long."""
         async with self._store.write() as tx:
             await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
+
+    def usual_s(self, cls: ActionClass) -> float:
+        """The median of what was seen, at the widest; 0 of a class of which nothing was."""
+        if not self.estimates.knows(cls):
+            return 0.0
+        return self.estimates.quantile(cls, 0.5, self.curves.of(cls).widths[-1].amount)
 
     def _learn(self, hold: Hold, run: Run, *, ended_at: float) -> None:
         if hold.cls is None:

@@ -190,7 +190,7 @@ SETTLE_QUEUED = text("""
                as d (id, outcome, reason) using (id)
          where a.state = 'queued'
            and (d.outcome <> 'cancelled' or a.cancel_requested_at is not null)
-           and (d.outcome <> 'deadline_in_queue' or a.deadline_at <= now())
+           and (d.outcome <> 'deadline_in_queue' or a.deadline_at <= now() or d.reason is not null)
          order by a.id
            for no key update of a
     )

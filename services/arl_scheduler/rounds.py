@@ -176,7 +176,7 @@ class Rounds:
 
     async def _poll(self) -> Index:
         await self.learning.begin(term=self._term())
-        index = self._index or Index(self._policy, self.learning.curves)
+        index = self._index or Index(self._policy, self.learning.curves, self.learning.usual_s)
         rebuilding = self._index is None
         index.poll_begins()
         self.mailbox.asked = False
@@ -267,7 +267,7 @@ class Rounds:
         # What did not settle now was no longer queued: a hint that came late.
         index.refused(stranded)
         overdue = index.overdue(self._database_now())
-        await self._settle(index, dict.fromkeys(overdue, (Outcome.DEADLINE_IN_QUEUE, None)))
+        await self._settle(index, {id: (Outcome.DEADLINE_IN_QUEUE, reason) for id, reason in overdue.items()})
 
     async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
         if not due:

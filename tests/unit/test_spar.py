@@ -186,7 +186,7 @@ class TestShares:
         for task in (1, 2):
             shares.begin(task)
         shares.end(2)
-        shares.charge(1, 100.0)
+        shares.settle(1, shares.expect(1, 100.0), 100.0)
         shares.begin(2)
         assert shares.virtual_s(2) == 100.0
 

@@ -1,0 +1,28 @@
+"""Who pays for what was granted: what is expected at once, what it was when it is over."""
+
+from uuid import UUID
+
+from arl_core.fairness import Shares, dominant_share
+from arl_core.model import Amounts, action_part
+
+__all__ = ["Accounts"]
+
+
+class Accounts:
+    """In seconds of the whole cell. A new leader begins with everybody level."""
+
+    def __init__(self) -> None:
+        self.shares = Shares()
+        self.total: Amounts = {}
+        """Of all nodes together."""
+        self._expected: dict[UUID, float] = {}
+
+    def granted(self, action_id: UUID, task: int, amounts: Amounts, *, expected_s: float) -> None:
+        share_s = dominant_share(action_part(amounts), self.total) * expected_s
+        self._expected[action_id] = self.shares.expect(task, share_s)
+
+    def released(self, action_id: UUID, task: int, amounts: Amounts, *, held_s: float) -> None:
+        """Nothing is paid for what an earlier leader granted."""
+        expected = self._expected.pop(action_id, None)
+        if expected is not None:
+            self.shares.settle(task, expected, dominant_share(action_part(amounts), self.total) * max(0.0, held_s))
