@@ -8,6 +8,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from arl_core.fence import Fence
+from arl_core.groups import FreeGroups
 from arl_core.ledger import fits
 from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Grant, Pool, Shape, Waiting, action_part
 
@@ -26,7 +27,7 @@ class FreeAmounts:
 
     pools: Mapping[int, Pool]
     free: dict[int, dict[str, int]]
-    devices: dict[int, list[int]]
+    groups: FreeGroups
     environments: dict[int, int]
     placed: dict[UUID, int] = field(default_factory=dict)
     _closed: tuple[int, ...] = ()
@@ -41,7 +42,7 @@ class FreeAmounts:
         return cls(
             pools=pools,
             free={node: dict(pool.free) for node, pool in pools.items()},
-            devices={node: sorted(pool.free_devices) for node, pool in pools.items() if pool.free_devices},
+            groups=FreeGroups(pools),
             environments={node: pool.environments for node, pool in pools.items()},
             _closed=tuple(node for node, pool in pools.items() if pool.serving and not pool.accepting),
         )
@@ -54,6 +55,8 @@ class FreeAmounts:
 
     def take(self, action: Waiting, amounts: Amounts) -> Grant | None:
         """Grant `amounts` where its environment lives, or on any node that has them."""
+        if action.cls.shape is Shape.GROUP:
+            return self.groups.serve(action)
         pinned = self.node_of(action)
         return self.place(action, amounts, needed=_needed(amounts, pinned), pinned=pinned)
 
@@ -105,7 +108,6 @@ class FreeAmounts:
         return next((node for node in fitting if self._leaves_headroom(node, needed)), None)
 
     def _grant(self, node: int, action: Waiting, amounts: Amounts, needed: Amounts, pinned: int | None) -> Grant:
-        devices = self._take_devices(node, needed.get("gpu", 0)) if action.cls.shape is Shape.GROUP else ()
         environment = action.environment
         is_new_home = environment is not None and pinned is None
         self._spend(node, needed, homes=int(is_new_home))
@@ -116,7 +118,6 @@ class FreeAmounts:
             node=node,
             amounts=dict(amounts),
             environment=environment.id if environment is not None else None,
-            devices=devices,
         )
 
     def _spend(self, node: int, needed: Amounts, *, homes: int) -> None:
@@ -148,9 +149,7 @@ class FreeAmounts:
 
     def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
         pool = self.pools[node]
-        if pool.shape is not cls.shape or not cls.requires <= pool.enforces or not fits(needed, self.free[node]):
-            return False
-        return pool.shape is not Shape.GROUP or _aligned_group(self._devices(node), needed.get("gpu", 0)) is not None
+        return pool.shape is cls.shape and cls.requires <= pool.enforces and fits(needed, self.free[node])
 
     def _leaves_headroom(self, node: int, needed: Amounts) -> bool:
         """Environments hold their memory while their trajectories wait for other actions, scoring for instance.
@@ -166,14 +165,6 @@ class FreeAmounts:
                 return False
         return True
 
-    def _devices(self, node: int) -> list[int]:
-        return self.devices.get(node, [])
-
-    def _take_devices(self, node: int, count: int) -> tuple[int, ...]:
-        group = _aligned_group(self._devices(node), count) or ()
-        self.devices[node] = [device for device in self._devices(node) if device not in group]
-        return group
-
 
 def _needed(amounts: Amounts, pinned: int | None) -> Amounts:
     return amounts if pinned is None else action_part(amounts)
@@ -184,13 +175,3 @@ def _move(entries: list[_Entry], old: _Entry, new: _Entry) -> None:
     if at < len(entries) and entries[at] == old:
         del entries[at]
         insort(entries, new)
-
-
-def _aligned_group(devices: Iterable[int], count: int) -> tuple[int, ...] | None:
-    """The first `count` free devices that start at a multiple of `count`; groups stay whole after release."""
-    present = set(devices)
-    for start in sorted(device for device in present if count and device % count == 0):
-        group = tuple(range(start, start + count))
-        if present.issuperset(group):
-            return group
-    return None

@@ -11,7 +11,8 @@ from arl_core.curves import Width, best_width, units_of
 from arl_core.fairness import FairWalk, dominant_share
 from arl_core.free import FreeAmounts
 from arl_core.load import Loads
-from arl_core.model import Amounts, Grant, Plan, Resizable, Waiting, action_part, environment_part
+from arl_core.model import Amounts, Grant, Plan, Resizable, Shape, Waiting, action_part, environment_part
+from arl_core.priced_groups import GroupConstants, priced_groups
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
 from arl_core.widening import Widening
@@ -45,6 +46,8 @@ class Spar:
     limit: int = 1_000_000
     """Grants in one round."""
     constants: SparConstants = field(default_factory=SparConstants)
+    groups: GroupConstants = field(default_factory=GroupConstants)
+    """For actions that take whole devices."""
 
     @property
     def has_pods(self) -> bool:
@@ -64,10 +67,11 @@ class Spar:
 class _Round:
     def __init__(self, policy: Spar, snapshot: Snapshot) -> None:
         self._resizing, self._limit, self._constants = policy.resizing, policy.limit, policy.constants
+        self._groups = policy.groups
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._loads = Loads(snapshot)
-        self._buckets = list(snapshot.waiting.buckets())
+        self._buckets = [bucket for bucket in snapshot.waiting.buckets() if bucket.cls.shape is not Shape.GROUP]
         self._widening = Widening(
             snapshot,
             self._free,
@@ -77,7 +81,7 @@ class _Round:
         )
 
     def plan(self) -> Plan:
-        grants: list[Grant] = []
+        grants = priced_groups(self._snapshot, limit=self._limit, constants=self._groups)
         walk = self._walk()
         least = min((bucket.cls.demand.minimum.get("cpu_milli", 0) for bucket in self._buckets), default=0)
         while (action := walk.head) is not None and len(grants) < self._limit:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.pods import StaticPods
+from arl_core.reference import Reference
 from arl_core.spar import Spar
 from arl_sim.engine import Simulation
 from arl_sim.expectations import Expectations, Learnt
@@ -38,6 +39,7 @@ class Contender(StrEnum):
     SHRUNK = "shrunk"  # pods so small that all trajectories fit
     OVERCOMMITTED = "overcommitted"  # pods of 4 cores, all admitted; the kernel shares
     FCFS = "fcfs"  # actions with what their authors ask for, in order of arrival
+    REFERENCE = "reference"  # our reconstruction of the paper's policy
     SPAR = "spar"
     SPAR_M = "spar_m"  # and running actions are resized
 
@@ -93,6 +95,8 @@ def policy_of(contender: Contender, hardware: Hardware) -> Policy:
             return StaticPods(POD_CORES * CORE_MILLI, overcommitted=True)
         case Contender.FCFS:
             return FirstComeFirstServed()
+        case Contender.REFERENCE:
+            return Reference()
         case Contender.SPAR:
             return Spar()
         case Contender.SPAR_M:

@@ -132,13 +132,16 @@ class TestPrototype:
             pytest.param("static", 0.125, 47.2684, 53.0657, 62.4908, 1825.7185, marks=pytest.mark.slow),
             pytest.param("shrunk", 0.25, 14.6121, 37.0446, 0.4474, 1284.4046, marks=pytest.mark.slow),
             ("fcfs", 1.0, 4.0638, 15.0967, 0.4674, 899.7712),
+            pytest.param("reference", 0.5, 8.6131, 12.5444, 0.6647, 805.8475, marks=pytest.mark.slow),
         ],
     )
     def test_a_step_takes_what_it_took_in_the_first_experiments(
         self, contender: str, level: float, act: float, suite: float, command: float, step: float
     ) -> None:
         """Scores wait in another order here, by when their trajectories began."""
-        found = average(run_steps(Contender(contender), Hardware(level, level), seed=0, steps=1))
+        found = average(
+            run_steps(Contender(contender), Hardware(level, level), seed=0, steps=1, expectations=ClassMeans)
+        )
         assert found.act == pytest.approx(act, rel=0.01)
         assert found.suite == pytest.approx(suite, rel=0.005)
         assert found.command == pytest.approx(command, rel=0.01)
