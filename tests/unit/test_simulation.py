@@ -132,7 +132,7 @@ class TestPrototype:
             pytest.param("static", 0.125, 47.2684, 53.0657, 62.4908, 1825.7185, marks=pytest.mark.slow),
             pytest.param("shrunk", 0.25, 14.6121, 37.0446, 0.4474, 1284.4046, marks=pytest.mark.slow),
             ("fcfs", 1.0, 4.0638, 15.0967, 0.4674, 899.7712),
-            pytest.param("reference", 0.5, 8.6131, 12.5444, 0.6647, 805.8475, marks=pytest.mark.slow),
+            pytest.param("reference", 1.0, 4.0859, 9.8596, 0.599, 803.4578, marks=pytest.mark.slow),
         ],
     )
     def test_a_step_takes_what_it_took_in_the_first_experiments(
