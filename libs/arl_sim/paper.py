@@ -20,7 +20,20 @@ from arl_sim.results import Result, Statistics, statistics_of
 from arl_sim.site import CORE_MILLI, Asking, Classes, Site
 from arl_sim.workload import Workload
 
-__all__ = ["HELD_OUT", "LEVELS", "STEPS", "TUNING", "Contender", "Hardware", "average", "run_step", "run_steps"]
+__all__ = [
+    "CORES",
+    "GPUS",
+    "HELD_OUT",
+    "LEVELS",
+    "STEPS",
+    "TUNING",
+    "Contender",
+    "Hardware",
+    "average",
+    "policy_of",
+    "run_steps",
+    "site_of",
+]
 
 CORES = 1024
 GPUS = 48
@@ -78,11 +91,8 @@ def run_steps(
     asking = Asking.ELASTIC if contender not in {*STATIC, Contender.FCFS} else Asking.FIXED
     classes = Classes(site, {service.name: service for service, _ in SERVICES}, asking, apart=known.apart)
     policy = policy_of(contender, hardware)
-    return [run_step(policy, workload(100 * seed + step), site, classes, known) for step in range(steps)]
-
-
-def run_step(policy: Policy, workload: Workload, site: Site, classes: Classes, known: Expectations) -> Result:
-    return Simulation(workload, site, policy, classes, known).run()
+    workloads = [workload(100 * seed + step) for step in range(steps)]
+    return [Simulation(each, site, policy, classes, known).run() for each in workloads]
 
 
 def policy_of(contender: Contender, hardware: Hardware) -> Policy:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,6 +164,36 @@ def reward(
     _print(document("reward", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
     if figures["wrong_answers"] or figures["lost"]:
         raise typer.Exit(EXIT_FAILED)
+
+
+class PaperMode(StrEnum):
+    SIM = "sim"  # the scheduler's policies on simulated nodes
+
+
+@group.command()
+def paper(
+    as_json: JsonOption = False,
+    mode: Annotated[
+        PaperMode, typer.Option(help="`sim`: simulated nodes, the scheduler's own policies.")
+    ] = PaperMode.SIM,
+    short: Annotated[bool, typer.Option("--short", help="One step of one seed.")] = False,
+) -> None:
+    """The paper's comparison: static provisioning and policies on ever less hardware."""
+    # The simulator needs NumPy, which a client of the API does without.
+    try:
+        from arl_tangram.bench import paper as paper_
+    except ModuleNotFoundError as missing:
+        fail(f"{missing.name} is not installed; `pip install 'arl-tangram[server]'` brings it")
+    sizes = paper_.Sizes.short() if short else paper_.Sizes()
+    figures, samples = paper_.run_paper(sizes, lambda line: stderr.print(line, markup=False))
+    load = {"mode": mode, "workload": "prototype", **asdict(sizes), "paper": paper_.HEADLINE}
+    repeats = len(sizes.seeds) * sizes.steps
+    report = document("paper", load=load, figures=figures, samples=samples, repeats=repeats)
+    if as_json:
+        print_json(report)
+        return
+    for line in paper_.table(figures):
+        stdout.print(line, markup=False)
 
 
 @group.command()

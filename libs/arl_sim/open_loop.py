@@ -1,0 +1,48 @@
+"""Actions that come when they come, whatever becomes of those before them: what clairvoyant bounds hold for."""
+
+import math
+
+import numpy as np
+
+from arl_sim.prototype import CPU_CHOICES
+from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+
+__all__ = ["bursts"]
+
+SPAN_S = 60.0
+BURSTS = 6
+REPOSITORIES = 24
+SHELLS = 0.6
+
+
+def bursts(seed: int, *, actions: int) -> Workload:
+    """Commands and test suites for one node, in 6 waves within a minute. Each is a trajectory of its own."""
+    rng = np.random.default_rng(seed)
+    return Workload(tuple(_arrival(rng) for _ in range(actions)))
+
+
+def _arrival(rng: np.random.Generator) -> Rollout:
+    at_s = float(rng.integers(BURSTS)) * SPAN_S / BURSTS + float(rng.exponential(2.0))
+    work = _shell(rng) if rng.random() < SHELLS else _suite(rng)
+    return Rollout("ai-coding", (Turn(0.0, work),), starts_s=at_s)
+
+
+def _shell(rng: np.random.Generator) -> Work:
+    seconds = float(np.clip(np.exp(rng.normal(math.log(0.3), 0.9)), 0.05, 2))
+    return Work(cls="shell", need=Need.CPU, seconds=seconds)
+
+
+def _suite(rng: np.random.Generator) -> Work:
+    repository = int(rng.integers(REPOSITORIES))
+    its = np.random.default_rng(repository)
+    fraction = float(its.uniform(0.6, 0.95))
+    usual_s = np.exp(its.normal(math.log(25), 0.8))
+    seconds = float(np.clip(usual_s * np.exp(rng.normal(0, 0.35)), 3, 150))
+    return Work(
+        cls=f"test{repository}",
+        need=Need.CPU,
+        seconds=seconds,
+        parallel_fraction=fraction,
+        choices=CPU_CHOICES,
+        asked=4,
+    )

@@ -1,0 +1,87 @@
+"""Against the best of all schedules without resizing, found by trying all of them."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from arl_core.plan import Policy
+from arl_core.reference import Reference
+from arl_core.spar import Spar
+from arl_sim.bounds import Job, lagrangian_bound_s, speed_bound_s
+from arl_sim.engine import START_S, Simulation
+from arl_sim.expectations import Clairvoyant
+from arl_sim.site import Asking, Classes, Site
+from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+
+UNITS = 4
+INSTANCES = 24
+
+
+def an_instance(seed: int) -> list[Work]:
+    """4 actions that come at once; most can use up to 4 cores."""
+    rng = np.random.default_rng(seed)
+    return [
+        Work(
+            cls="any",
+            need=Need.CPU,
+            seconds=float(np.exp(rng.normal(1, 1))),
+            parallel_fraction=float(rng.uniform(0.5, 0.98)),
+            choices=(1, 2, 4) if rng.random() < 0.7 else (1,),
+        )
+        for _ in range(4)
+    ]
+
+
+def best_of_all_s(works: Sequence[Work]) -> float:
+    """Mean ACT of the best order and widths; each starts as soon as it fits behind those before it."""
+    return min(
+        scheduled_s([(works[at], widths[at]) for at in order])
+        for widths in itertools.product(*(work.choices for work in works))
+        for order in itertools.permutations(range(len(works)))
+    )
+
+
+def scheduled_s(order: Sequence[tuple[Work, int]]) -> float:
+    placed: list[tuple[float, float, int]] = []
+    for work, width in order:
+        takes_s = work.duration_s(width)
+        starts = sorted([0.0] + [end for _, end, _ in placed])
+        start = next(at for at in starts if fits(placed, at, at + takes_s, width))
+        placed.append((start, start + takes_s, width))
+    return sum(end for _, end, _ in placed) / len(placed)
+
+
+def fits(placed: Sequence[tuple[float, float, int]], start: float, end: float, width: int) -> bool:
+    moments = [start] + [other for other, _, _ in placed if start < other < end]
+    return all(sum(k for s, e, k in placed if s <= at < e - 1e-12) + width <= UNITS for at in moments)
+
+
+def simulated_s(policy: Policy, works: Sequence[Work]) -> float:
+    site = Site(cpu_nodes=(UNITS,), gpu_nodes=(), api_calls=1)
+    rollouts = tuple(Rollout("ai-coding", (Turn(0.0, work),)) for work in works)
+    classes = Classes(site, {}, Asking.ELASTIC, apart=True)
+    result = Simulation(Workload(rollouts), site, policy, classes, Clairvoyant()).run()
+    return sum(record.act_s - START_S for record in result.records) / len(works)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_schedule_is_better_than_the_bound(seed: int) -> None:
+    works = an_instance(seed)
+    jobs = [Job(work, 0.0) for work in works]
+    best_s = best_of_all_s(works)
+    bound_s = lagrangian_bound_s(jobs, UNITS, reached_s=best_s * 1.001, grid_s=0.25)
+    assert speed_bound_s(jobs) <= best_s + 1e-9
+    assert 0.8 * best_s <= bound_s <= best_s + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("policy", "mean", "worst"),
+    [(Spar(), 1.10, 1.5), (Spar(resizing=True), 1.10, 1.5), (Reference(), 1.20, 2.0)],
+    ids=["spar", "spar_m", "reference"],
+)
+def test_policies_are_near_the_best_of_all_schedules(policy: Policy, mean: float, worst: float) -> None:
+    ratios = [simulated_s(policy, works) / best_of_all_s(works) for works in map(an_instance, range(INSTANCES))]
+    assert sum(ratios) / len(ratios) <= mean, ratios
+    assert max(ratios) <= worst, ratios
