@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,19 +9,23 @@ from hypothesis import strategies as st
 from arl_core.model import Plan
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.pods import StaticPods
+from arl_core.reference import Reference
 from arl_core.snapshot import Snapshot
+from arl_core.spar import Spar
 from arl_sim.attempts import fair_shares
 from arl_sim.books import Overbooked
 from arl_sim.engine import START_S, Simulation, Stuck
-from arl_sim.expectations import ClassMeans
+from arl_sim.expectations import ClassMeans, Learnt
 from arl_sim.paper import Contender, Hardware, average, run_steps
 from arl_sim.prototype import prototype
+from arl_sim.published import Published, published
 from arl_sim.results import Piece, Result
 from arl_sim.site import Asking, Classes, Site
 from arl_sim.workload import Need, Rollout, Turn, Work, Workload
 from support.builders import numbered
 
 FCFS = FirstComeFirstServed()
+POLICIES = (FCFS, StaticPods(4000), StaticPods(8000), Reference(), Spar(), Spar(resizing=True))
 
 
 def a_shell(seconds: float = 1.0) -> Work:
@@ -101,10 +106,10 @@ class TestSimulation:
         with pytest.raises(Stuck, match="1 actions"):
             simulated([a_rollout((0.0, a_shell()))], Idle())
 
-    @given(some_rollouts, st.sampled_from([FCFS, StaticPods(4000), StaticPods(8000)]))
-    @settings(max_examples=60, deadline=None)
+    @given(some_rollouts, st.sampled_from(POLICIES))
+    @settings(max_examples=120, deadline=None)
     def test_no_more_cores_are_used_at_once_than_there_are(self, rollouts: list[Rollout], policy: Policy) -> None:
-        result = simulated(rollouts, policy, cores=8)
+        result = simulated(rollouts, policy, cores=8, asking=Asking.ELASTIC)
         assert len(result.records) == sum(len(rollout.turns) for rollout in rollouts)
         assert most_at_once(result.pieces) <= 8 + 1e-9
 
@@ -150,3 +155,23 @@ class TestPrototype:
 
 PROTOTYPE_ACTIONS = 4284
 PROTOTYPE_SECONDS = 33192.39406975725
+
+
+class TestPublished:
+    def test_coding_agents_act_and_think_as_often_and_as_long_as_was_published(self) -> None:
+        step = published(Published.CODING, 0, rollouts=1024)
+        turns = [len(rollout.turns) - 1 for rollout in step.rollouts]
+        gaps = [turn.think_s for rollout in step.rollouts for turn in rollout.turns]
+        assert np.quantile(turns, [0.5, 0.99]) == pytest.approx([26, 77], rel=0.15)
+        assert np.quantile(gaps, [0.5, 0.9]) == pytest.approx([2.8, 7.0], rel=0.05)
+
+    @pytest.mark.parametrize("name", Published)
+    def test_every_workload_runs_to_its_end_and_the_same_seed_gives_the_same(self, name: Published) -> None:
+        step = published(name, 3, rollouts=24)
+        site = Site.of(cores=64, gpus=12, api_calls=8)
+        results = [
+            Simulation(step, site, Spar(resizing=True), Classes(site, step.services, Asking.ELASTIC), Learnt()).run()
+            for _ in range(2)
+        ]
+        assert len(results[0].records) == sum(len(rollout.turns) for rollout in step.rollouts)
+        assert results[0] == results[1]
