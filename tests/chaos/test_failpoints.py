@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import Counter
+from uuid import UUID
 
 import asyncpg
 import pytest
 
+from arl_core.states import State
 from arl_tangram import AsyncTangram, Outcome, SubmitAction, exec_action
 from arl_wire.actions import Action
 from arl_wire.audit import Audit
@@ -17,13 +19,16 @@ FAILPOINTS = {
     "gateway.after_admission_ack": "gateway",
     "scheduler.after_grant_commit": "scheduler",
     "leader.between_lock_and_update": "scheduler",
+    "scheduler.after_growth_commit": "scheduler",
+    "scheduler.before_shrink_commit": "scheduler",
     "manager.after_running": "cpu",
     "manager.after_exit_before_settle": "cpu",
 }
 TRAJECTORIES, STEPS, LONE = 3, 4, 18
-ACTIONS = TRAJECTORIES * STEPS + LONE
+ACTIONS = TRAJECTORIES * STEPS + LONE + 1
 SETTLES_S = 60.0
 QUICK = {"TANGRAM_LEADER_TTL_S": "2"}
+RESIZING = {"TANGRAM_POLICY": "spar_m"}
 STATES = "select count(*), count(distinct id) from actions where state = 'settled'"
 
 
@@ -40,7 +45,11 @@ def workload() -> list[SubmitAction]:
     ]
     seconds = ("0", "0.05", "0.3")
     lone = [
-        exec_action(task="t", argv=["sleep", seconds[n % 3]], memory_mib=64, cpu=0.5 if n % 2 else 1)
+        exec_action(task="t", argv=["sleep", seconds[n % 3]], memory_mib=64, cpu=0.5)
+        if n % 2 == 0
+        else exec_action(
+            task="t", argv=["sleep", seconds[n % 3]], memory_mib=64, cpu=(1, 2), parallel_fraction=0.9, resizable="any"
+        )
         for n in range(LONE)
     ]
     return [action for pair in zip(kept, lone, strict=False) for action in pair] + lone[len(kept) :]
@@ -50,15 +59,16 @@ def workload() -> list[SubmitAction]:
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
 async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint: str) -> None:
     service = FAILPOINTS[failpoint]
-    overrides = {"scheduler": dict(QUICK)}
+    overrides = {"scheduler": QUICK | RESIZING}
     overrides.setdefault(service, {})["TANGRAM_FAILPOINTS"] = f"{failpoint}=kill:1"
     url = await databases.clone()
     async with running_system(url, driver="unsafe-local", cores=2, overrides=overrides) as system:
         async with AsyncTangram(system.url, API_KEY) as client:
             restarting = asyncio.create_task(system.start_again_without_failpoint(service))
+            wide = await a_wide_one(client)
             # Several requests, so that what dies in a batch has company that does not.
             batches = await asyncio.gather(*(client.submit_many(workload()[start::3]) for start in range(3)))
-            ids = [id for batch in batches for id in batch]
+            ids = [wide, *(id for batch in batches for id in batch)]
             actions = await client.wait(ids, timeout_s=SETTLES_S)
             await asyncio.wait_for(restarting, 20)
             expect_one_truth(actions)
@@ -67,6 +77,17 @@ async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint:
             await until_nothing_is_held(system)
         assert await count_of(url) == (ACTIONS, ACTIONS), "a batch that was sent again was admitted once"
     await databases.drop(url)
+
+
+async def a_wide_one(client: AsyncTangram) -> UUID:
+    """It runs before there is anything else, so that it has cores to give up."""
+    action = await client.submit(
+        task="t", argv=["sleep", "3"], memory_mib=64, cpu=(1, 2), parallel_fraction=0.9, resizable="any"
+    )
+    async with asyncio.timeout(20):
+        while (await client.get(action.id)).state == State.QUEUED:
+            await asyncio.sleep(0.02)
+    return action.id
 
 
 def expect_one_truth(actions: list[Action]) -> None:
