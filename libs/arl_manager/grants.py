@@ -296,8 +296,8 @@ class Grants(Generic[AnyReport]):
             self._hardware.settling(report)
             self._give_back(report.fence)
         self._notifier.notify()
-        ended = [each for each in reports if each.fence in settled and each.outcome in RAN_TO_ITS_END]
-        self.hint_freed(fences, requeued=requeued, runs=ended)
+        runs = {each.fence: each for each in reports if each.fence in settled and each.outcome in RAN_TO_ITS_END}
+        self.hint_freed([each for each in fences if each not in runs], requeued=requeued, runs=runs.values())
         await self._hardware.acknowledge(fences)
 
     def _count(self, reports: Sequence[AnyReport], settled: Set[Fence], requeued: Set[Fence]) -> None:

@@ -114,7 +114,8 @@ class RunBody(FenceBody):
 
 
 class FreedHint(BaseModel):
-    """What these fences held is free. `requeued` ones went back to the queue; without any, environments ended."""
+    """What these fences held is free, and what those of `runs` held. `requeued` ones, of these fences, went back to the
+    queue. Without any fence, environments ended."""
 
     fences: list[FenceBody]
     requeued: list[FenceBody] = []

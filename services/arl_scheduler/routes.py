@@ -14,10 +14,11 @@ def add_hops(hops: Hops, mailbox: Mailbox) -> None:
         mailbox.admitted(hint.actions)
 
     async def freed(hint: FreedHint) -> None:
+        runs = {Fence(run.id, run.grant_no): Run(run.run_us, run.cpu_us) for run in hint.runs}
         mailbox.freed(
-            (Fence(fence.id, fence.grant_no) for fence in hint.fences),
+            [*(Fence(fence.id, fence.grant_no) for fence in hint.fences), *runs],
             requeued=(Fence(fence.id, fence.grant_no) for fence in hint.requeued),
-            runs={Fence(run.id, run.grant_no): Run(run.run_us, run.cpu_us) for run in hint.runs},
+            runs=runs,
         )
 
     hops.add("/internal/admitted", AdmittedHint, admitted)

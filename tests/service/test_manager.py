@@ -41,7 +41,7 @@ async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
 
 def was_freed(cpu: Cpu, fence: Fence) -> bool:
     hints = [body for body in cpu.peers.bodies("/internal/freed") if isinstance(body, FreedHint)]
-    return fence in [Fence(each.id, each.grant_no) for hint in hints for each in hint.fences]
+    return fence in [Fence(each.id, each.grant_no) for hint in hints for each in (*hint.fences, *hint.runs)]
 
 
 class TestStart:
