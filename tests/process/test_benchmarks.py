@@ -1,6 +1,7 @@
 """The benchmarks in short form: that they run and say what they promise, not how fast."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -46,6 +47,20 @@ def test_aoe_measures_cores_beside_a_plain_program_and_how_soon_a_resize_holds()
     assert figures["use_follows_ms"] >= 0
     assert (len(samples["cores_at_half"]), len(samples["resize_ms"])) == (1, 4)
     assert document["load"]["plain_has"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_resize_measures_tools_with_more_workers_than_cores_and_with_cores_that_change() -> None:
+    document = bench("resize", "--repeats", "1", "--work", "0.1", "--tool", "pool")
+    figures, samples = document["figures"], document["samples"]
+    ratios = (
+        "two_on_one_wall_over_one",
+        "two_on_one_cpu_over_one",
+        "resized_wall_over_promised",
+        "resized_cpu_over_two",
+    )
+    assert all(figures[f"pool_{name}"] > 0 for name in ratios)
+    assert all(len(samples[f"wall_s_pool_{case}"]) == 1 for case in ("one", "two", "two_on_one", "resized"))
 
 
 def test_exec_measures_execs_beside_plain_processes_and_loses_none() -> None:

@@ -8,24 +8,18 @@ answered, and until the use of cores has followed.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
-from uuid import UUID
 
-import httpx
-
-from arl_core.states import Outcome, State
-from arl_tangram.bench.cpu_time import tree_run_s
+from arl_core.states import Outcome
 from arl_tangram.bench.own_system import OwnSystem, own_system
 from arl_tangram.bench.plain_group import PlainGroup, plain_group
+from arl_tangram.bench.resized import Resized, resized
 from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
-from arl_wire.errors import Unavailable
-from arl_wire.internal import ResizeBatch, ResizeBody, ResizeResponse
 
 __all__ = ["Sizes", "run_aoe"]
 
@@ -100,7 +94,9 @@ async def _measure(system: OwnSystem, plain: PlainGroup, sizes: Sizes, say: Call
                 rows.cores.setdefault(f"cores_at_{name}", []).append(ours["cores"])
                 rows.cores.setdefault(f"plain_at_{name}", []).append(theirs["cores"])
         say(f"{sizes.resizes} resizes, then {sizes.steps} more with a look at the use of cores")
-        async with _running(system, client, seconds=60 + sizes.steps * 2 * sizes.settle_s) as burner:
+        seconds = 60 + sizes.steps * 2 * sizes.settle_s
+        action = exec_action(task=TASK, source=BURNER.format(seconds=seconds), cpu=1)
+        async with resized(system, client, action) as burner:
             for number in range(sizes.resizes):
                 rows.resize_ms.append(1000 * await burner.resize(WIDE_MILLI if number % 2 else WIDE_MILLI // 2))
             rows.follows_ms = await _follow(burner, sizes)
@@ -119,53 +115,7 @@ async def _in_an_action(client: AsyncTangram, cpu: float, seconds: float) -> dic
     return found
 
 
-@dataclass(slots=True)
-class _Burner:
-    """A running action, and the manager that changes its cores."""
-
-    manager: httpx.AsyncClient
-    node_epoch: UUID
-    action: UUID
-    grant_no: int
-    launcher: int
-    seq: int = 0
-
-    async def resize(self, cpu_milli: int) -> float:
-        """Seconds until it is confirmed."""
-        self.seq += 1
-        body = ResizeBody(id=self.action, grant_no=self.grant_no, cpu_milli=cpu_milli, amounts_seq=self.seq)
-        batch = ResizeBatch(node_epoch=self.node_epoch, resizes=[body])
-        begun = time.monotonic()
-        answer = await self.manager.post("/internal/resizes", content=batch.model_dump_json())
-        took_s = time.monotonic() - begun
-        answer.raise_for_status()
-        (said,) = ResizeResponse.model_validate_json(answer.content).answers
-        if said.status != "done":
-            raise RuntimeError(f"a resize to {cpu_milli} was answered with {said.status}; nothing is measured")
-        return took_s
-
-    def used_s(self) -> float:
-        """CPU seconds so far. Nothing else works in the sandboxes of this system."""
-        return tree_run_s(self.launcher)
-
-
-@asynccontextmanager
-async def _running(system: OwnSystem, client: AsyncTangram, *, seconds: float) -> AsyncIterator[_Burner]:
-    node = next(iter((await client.nodes()).items))
-    action = await client.submit(exec_action(task=TASK, source=BURNER.format(seconds=seconds), cpu=1))
-    while (action := await client.get(action.id)).state is not State.RUNNING:
-        if action.state is State.SETTLED:
-            raise Unavailable(f"the burner settled as {action.outcome} ({action.reason})")
-        await asyncio.sleep(LOOK_S)
-    token = (system.directory / "tokens" / "scheduler").read_text()
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    async with httpx.AsyncClient(base_url=system.url_of("cpu"), headers=headers) as manager:
-        yield _Burner(manager, node.epoch, action.id, action.grant_no, system.processes()["cpu-launcher"])
-    await client.cancel(action.id)
-    await client.wait([action.id])
-
-
-async def _follow(burner: _Burner, sizes: Sizes) -> list[float]:
+async def _follow(burner: Resized, sizes: Sizes) -> list[float]:
     """Milliseconds after each confirmation; none for a growth that the machine was too busy to show."""
     found = []
     for step in range(sizes.steps):

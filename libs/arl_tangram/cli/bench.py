@@ -13,6 +13,7 @@ import typer
 from arl_tangram.bench import aoe as aoe_
 from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution
+from arl_tangram.bench import resizing as resizing_
 from arl_tangram.bench import reward as reward_
 from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
@@ -21,7 +22,7 @@ from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.bench.tracing import run_tracing
 from arl_tangram.cli.demo import system_up
-from arl_tangram.cli.output import EXIT_FAILED, fail, print_json, stderr, stdout
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
@@ -75,6 +76,25 @@ def aoe(
         fail(str(error))
     load = asdict(sizes) | {"processes": 2, "plain_has": limits}
     _print(document("aoe", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+
+
+@group.command()
+def resize(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each tool does its work in each way.")] = 3,
+    work: Annotated[float, typer.Option(min=0.05, help="Of each tool; 1 is about four CPU seconds.")] = 1,
+    tool: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(resizing_.TOOLS)}; all of them.")] = None,
+) -> None:
+    """Real tools with more workers than cores, and whose cores change while they run, on a system of its own."""
+    tools = tuple(tool or resizing_.TOOLS)
+    if unknown := [name for name in tools if name not in resizing_.TOOLS]:
+        fail(f"there is no tool {unknown[0]!r}", EXIT_USAGE)
+    sizes = resizing_.Sizes(repeats=repeats, work=work, tools=tools)
+    try:
+        figures, samples = resizing_.run_resizing(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    _print(document("resize", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
 
 
 @group.command()
