@@ -111,8 +111,7 @@ class Estimates:
         known = self._classes.get(cls.key)
         if known is None:
             known = self._classes[cls.key] = _Class()
-            while len(self._classes) > CLASSES:
-                self._changed.pop(self._classes.popitem(last=False)[0], None)
+            self._forget_oldest()
         self._classes.move_to_end(cls.key)
         known.runs.append(Observation(amount, max(round(run_s, 6), SHORTEST_S), round(cpu_s, 6), steady))
         known.curve = None
@@ -136,11 +135,17 @@ class Estimates:
 
     def restore(self, kept: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """What an earlier holder of this place wrote, the longest ago first; what was seen since is kept."""
+        since, self._classes = self._classes, OrderedDict()
         for key, runs in kept.items():
-            if key not in self._classes:
-                self._classes[key] = _Class(deque((_read(run) for run in runs), maxlen=WINDOW))
+            self._classes[key] = _Class(deque((_read(run) for run in runs), maxlen=WINDOW))
+        for key, known in since.items():
+            self._classes[key] = known
+            self._classes.move_to_end(key)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         while len(self._classes) > CLASSES:
-            self._classes.popitem(last=False)
+            self._changed.pop(self._classes.popitem(last=False)[0], None)
 
     def _curve(self, cls: ActionClass) -> _Curve | None:
         known = self._classes.get(cls.key)

@@ -86,6 +86,10 @@ class Hold:
             return milli
         return round((self.spent_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
 
+    def mean_amounts(self, *, until: float) -> Amounts:
+        """What it had on average."""
+        return self.amounts if self.resized_at is None else {**self.amounts, "cpu_milli": self.mean_milli(until=until)}
+
     def running(self) -> Running:
         return Running(
             fence=self.fence,

@@ -307,7 +307,7 @@ class Index:
     def _release(self, action_id: UUID) -> None:
         hold = self.holds.remove(action_id)
         held_s = self.curves.now - hold.granted
-        self._accounts.released(action_id, hold.task, hold.amounts, held_s=held_s)
+        self._accounts.released(action_id, hold.task, hold.mean_amounts(until=self.curves.now), held_s=held_s)
         self._accounts.shares.end(hold.task)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1

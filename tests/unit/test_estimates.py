@@ -199,6 +199,13 @@ class TestKeeping:
         estimates.restore({1: [[1000, 9_000_000, 0, 1]]})
         assert estimates.seconds(a_class(), 1000) == 1.0
 
+    def test_what_is_read_is_older_than_what_was_seen_since(self) -> None:
+        estimates = after(a_class(key=-1), [(1000, 5.0, 0.0)])
+        estimates.restore({key: [[1000, 1_000_000, 0, 1]] for key in range(CLASSES)})
+        assert estimates.knows(a_class(key=-1))
+        assert not estimates.knows(a_class(key=0))
+        assert estimates.classes == CLASSES
+
     def test_the_class_seen_longest_ago_goes_first(self) -> None:
         estimates = after(a_class(key=-1), [(1000, 5.0, 0.0)])
         for key in range(CLASSES):
