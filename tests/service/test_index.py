@@ -10,7 +10,6 @@ from arl_core.fence import Fence
 from arl_core.model import Amounts, Environment, Grant
 from arl_core.plan import FirstComeFirstServed
 from arl_core.states import State
-from arl_scheduler.deadlines import UNREACHABLE
 from arl_scheduler.index import Index
 from arl_scheduler.repository import poll
 from arl_wire.internal import QueuedAction
@@ -280,34 +279,6 @@ class TestEnvironments:
         assert a_round(index) == ()
         index.freed([held.fence])
         assert [(grant.environment, grant.node) for grant in a_round(index)] == [(environment, 1)]
-
-
-class TestDeadlines:
-    def test_an_overdue_action_is_named_once_and_only_while_queued(self) -> None:
-        index = an_index(*(a_queued_row(n, deadline=NOW + n) for n in (1, 2, 3)))
-        index.granted(a_round_of(index, 1), now=NOW)
-        assert index.overdue(NOW + 2) == {numbered(2): None}
-        assert (index.overdue(NOW + 2), index.next_deadline()) == ({}, NOW + 3)
-
-    def test_one_that_usually_takes_longer_than_is_left_is_named_before(self) -> None:
-        index = Index(usual_s=lambda cls: 5.0)
-        index.reconcile(a_poll(queued=[a_queued_row(1, deadline=NOW + 7)]))
-        assert index.overdue(NOW + 1) == {}
-        assert index.next_deadline() == NOW + 2
-        assert index.overdue(NOW + 2) == {numbered(1): UNREACHABLE}
-
-    def test_what_was_learnt_since_counts(self) -> None:
-        usual_s = [5.0]
-        index = Index(usual_s=lambda cls: usual_s[0])
-        index.reconcile(a_poll(queued=[a_queued_row(1, deadline=NOW + 7)]))
-        usual_s[0] = 1.0
-        assert index.overdue(NOW + 2) == {}
-        assert index.next_deadline() == NOW + 6
-
-
-def a_round_of(index: Index, number: int) -> list[Grant]:
-    fence = Fence(UUID(int=number), 1)
-    return [Grant(fence=fence, node=1, amounts={"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10})]
 
 
 class LeaderAndRows(RuleBasedStateMachine):
