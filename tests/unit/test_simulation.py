@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from arl_core.spar import Spar
 from arl_sim.attempts import fair_shares
 from arl_sim.books import Overbooked
 from arl_sim.engine import START_S, Simulation, Stuck
-from arl_sim.expectations import ClassMeans, Learnt
+from arl_sim.expectations import ClassMeans, Learnt, Nothing
 from arl_sim.paper import Contender, Hardware, average, run_steps
 from arl_sim.prototype import prototype
 from arl_sim.published import Published, published
@@ -175,3 +176,26 @@ class TestPublished:
         ]
         assert len(results[0].records) == sum(len(rollout.turns) for rollout in step.rollouts)
         assert results[0] == results[1]
+
+
+@pytest.mark.slow
+class TestPolicies:
+    """On a quarter of the hardware."""
+
+    quarter = Hardware(0.25, 0.25)
+
+    def test_resizing_keeps_stragglers_from_owning_the_step(self) -> None:
+        steps = {
+            contender: average(
+                run_steps(contender, self.quarter, seed=0, steps=1, workload=partial(prototype, stragglers=0.02))
+            ).step
+            for contender in (Contender.SPAR_M, Contender.REFERENCE)
+        }
+        assert steps[Contender.SPAR_M] <= 0.6 * steps[Contender.REFERENCE]
+
+    def test_nothing_depends_on_knowing_durations(self) -> None:
+        learnt, unknown = (
+            average(run_steps(Contender.SPAR_M, self.quarter, seed=0, steps=1, expectations=known)).act
+            for known in (Learnt, Nothing)
+        )
+        assert unknown <= 1.15 * learnt
