@@ -89,7 +89,7 @@ class Classes:
         self._services = services
         self._asking = asking
         self._apart = apart
-        self._known: dict[tuple[str, tuple[int, ...]], ActionClass] = {}
+        self._known: dict[tuple[str, tuple[float, ...]], ActionClass] = {}
         self._made = 0
 
     def of(self, work: Work) -> ActionClass:
@@ -132,13 +132,13 @@ class Classes:
 
     def _demand(self, work: Work, resource: str, unit: int, other: Mapping[str, int]) -> Demand:
         if self._asking is Asking.FIXED or len(work.choices) == 1:
-            return Demand({resource: self._fixed(work) * unit, **other})
-        choices = tuple(choice * unit for choice in work.choices)
+            return Demand({resource: round(self._fixed(work) * unit), **other})
+        choices = tuple(round(choice * unit) for choice in work.choices)
         resizable = Resizable.ANY if work.need is Need.CPU else Resizable.NONE
         elastic = Elastic(resource, choices, Amdahl(work.parallel_fraction), resizable=resizable)
         return Demand({resource: choices[0], **other}, elastic)
 
-    def _fixed(self, work: Work) -> int:
+    def _fixed(self, work: Work) -> float:
         if self._asking is not Asking.FIXED:
             return work.choices[0]
         if work.need is not Need.GPU:

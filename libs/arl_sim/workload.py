@@ -31,9 +31,9 @@ class Work:
     seconds: float
     """On one unit."""
     parallel_fraction: float = 0.0
-    choices: tuple[int, ...] = (1,)
+    choices: tuple[float, ...] = (1,)
     """How many units it can use, in rising order."""
-    asked: int = 1
+    asked: float = 1
     """How many it would be given where the number is fixed."""
     service: str | None = None
 

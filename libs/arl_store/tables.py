@@ -39,6 +39,9 @@ action_specs = Table(
     "action_specs",
     metadata,
     Column("id", Uuid, primary_key=True),
+    Column("class_key", BigInteger, nullable=False),
+    Column("demand", JSONB, nullable=False),
+    Column("elastic", JSONB),
     Column("labels", JSONB, nullable=False),
     Column("payload", JSON, nullable=False),
 )

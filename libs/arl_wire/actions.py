@@ -34,6 +34,7 @@ __all__ = [
     "BatchItem",
     "CpuRange",
     "Demand",
+    "ElasticDemand",
     "EnvironmentRequest",
     "NoElasticity",
     "OutputStream",
@@ -325,6 +326,17 @@ class Times(BaseModel):
     act_s: float | None = None
 
 
+class ElasticDemand(BaseModel):
+    """The resource of which an action could be given more than its minimum, and what that brings."""
+
+    resource: str
+    min: int
+    max: int
+    step: int = Field(description="Between the amounts that it could be given")
+    elasticity: dict[str, Any] = Field(description="As it was declared, in amounts")
+    resizable: str = "none"
+
+
 class Action(BaseModel):
     """An action as it is now. A settled one never changes again."""
 
@@ -340,6 +352,9 @@ class Action(BaseModel):
     grant_no: int = 0
     failures: int = 0
     node: str | None = None
+    alike: str = Field(default="", description="Actions with the same one are learnt from and scheduled together")
+    demand: dict[str, int] = Field(default_factory=dict, description="The least it asked for")
+    elastic: ElasticDemand | None = Field(default=None, description="Only where it can use more than that")
     amounts: dict[str, int] | None = None
     cancel_requested: bool = False
     created_at: datetime

@@ -91,3 +91,15 @@ def test_tracing_measures_no_ops_with_and_without_a_collector_and_loses_no_span(
     assert all(figures[f"noop_per_s_{how}"] > 0 for how in ("traced", "untraced"))
     assert figures["traced_ratio"] > 0
     assert figures["spans_per_action_in_time"] > 1
+
+
+def test_paper_compares_static_provisioning_and_policies() -> None:
+    document = bench("paper", "--mode", "sim", "--short", "--level", "1")
+    figures = document["figures"]
+    contenders = ("static", "shrunk", "overcommitted", "fcfs", "reference", "spar", "spar_m")
+    assert all(figures[f"sim_r1_{each}_{name}_s"] > 0 for each in contenders for name in ("act", "step", "p99"))
+    assert figures["sim_r1_spar_m_act_s"] < figures["sim_r1_fcfs_act_s"] < figures["sim_r1_static_act_s"]
+    assert figures["sim_saving_cores"] >= 0.75
+    assert figures["sim_saving_gpus"] >= 0.5
+    assert 0.8 < figures["sim_bound_ratio"] < 1.5
+    assert document["load"]["paper"]["act_gain"] == 4.3

@@ -36,6 +36,22 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield machine
 
 
+class TestSimulate:
+    def test_what_ran_is_recorded_and_simulated_on_other_nodes(self, machine: Machine, tmp_path: Path) -> None:
+        for _ in range(3):
+            machine.cli("submit", "--task", "recorded", "--trajectory", "t1", "--", "sleep", "0.2")
+        trace = tmp_path / "trace.jsonl"
+        assert machine.cli("record", str(trace), "--task", "recorded").stdout.startswith("3 actions")
+        simulated = json.loads(machine.cli("simulate", str(trace), "--policy", "fcfs", "-o", "json").stdout)
+        assert simulated["policies"]["fcfs"]["actions"] == 3
+        assert 0.2 < simulated["policies"]["fcfs"]["act"] < 0.4
+
+    def test_a_file_that_is_no_trace_is_said_to_be_none(self, machine: Machine, tmp_path: Path) -> None:
+        (tmp_path / "other").write_text("hello\n")
+        done = machine.cli("simulate", str(tmp_path / "other"), check=False)
+        assert (done.returncode, "line 1 is no JSON" in done.stderr) == (EXIT_USAGE, True)
+
+
 class TestSubmit:
     def test_shows_what_the_program_printed(self, machine: Machine) -> None:
         done = machine.cli("submit", "--", "sh", "-c", "echo out; echo err >&2")

@@ -7,7 +7,7 @@ static provisioning has more devices than the others (`gpus` of the samples): ea
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,15 +91,14 @@ def run_paper(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float
     return figures, samples
 
 
-def table(figures: Mapping[str, float]) -> Iterator[str]:
+def table(figures: Mapping[str, float], levels: Sequence[float]) -> Iterator[str]:
     """For people: what the paper says, and what these simulations do."""
     yield f"{'level':>6} {'policy':14} {'ACT s':>8} {'p99 s':>8} {'step s':>8}"
-    for level in LEVELS:
+    for level in levels:
         for contender in Contender:
             name = f"sim_{_level(level)}_{contender}"
-            if f"{name}_act_s" in figures:
-                act, p99, step = (figures[f"{name}_{key}_s"] for key in ("act", "p99", "step"))
-                yield f"{level:6g} {contender:14} {act:8.2f} {p99:8.1f} {step:8.0f}"
+            act, p99, step = (figures[f"{name}_{key}_s"] for key in ("act", "p99", "step"))
+            yield f"{level:6g} {contender:14} {act:8.2f} {p99:8.1f} {step:8.0f}"
     acts = [value for name, value in figures.items() if name.endswith("_act_gain")]
     steps = [value for name, value in figures.items() if name.endswith("_step_gain")]
     cores, gpus = figures["sim_saving_cores"], figures["sim_saving_gpus"]

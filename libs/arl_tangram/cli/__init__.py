@@ -22,6 +22,7 @@ from arl_tangram.cli import (
     projects,
     queues,
     scores,
+    simulate,
     templates,
     top,
     trace,
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     *(lifecycle, top, logs, doctor, audit, actions, trace, scores, environments),
-    *(keys, queues, projects, nodes, templates, demo, bench),
+    *(keys, queues, projects, nodes, templates, demo, bench, simulate),
 )
 for module in COMMANDS:
     module.register(app)

@@ -197,6 +197,7 @@ def paper(
         PaperMode, typer.Option(help="`sim`: simulated nodes, the scheduler's own policies.")
     ] = PaperMode.SIM,
     short: Annotated[bool, typer.Option("--short", help="One step of one seed.")] = False,
+    level: Annotated[list[float] | None, typer.Option(min=0.01, max=1, help="Part of the hardware.")] = None,
 ) -> None:
     """The paper's comparison: static provisioning and policies on ever less hardware."""
     # The simulator needs NumPy, which a client of the API does without.
@@ -205,6 +206,8 @@ def paper(
     except ModuleNotFoundError as missing:
         fail(f"{missing.name} is not installed; `pip install 'arl-tangram[server]'` brings it")
     sizes = paper_.Sizes.short() if short else paper_.Sizes()
+    if level:
+        sizes = replace(sizes, levels=tuple(level))
     figures, samples = paper_.run_paper(sizes, lambda line: stderr.print(line, markup=False))
     load = {"mode": mode, "workload": "prototype", **asdict(sizes), "paper": paper_.HEADLINE}
     repeats = len(sizes.seeds) * sizes.steps
@@ -212,7 +215,7 @@ def paper(
     if as_json:
         print_json(report)
         return
-    for line in paper_.table(figures):
+    for line in paper_.table(figures, sizes.levels):
         stdout.print(line, markup=False)
 
 
