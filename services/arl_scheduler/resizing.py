@@ -17,7 +17,6 @@ from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold
 from arl_scheduler.mailbox import Mailbox
 from arl_scheduler.rows import NewAmounts, NodeRow
-from arl_wire.errors import TangramError
 from arl_wire.internal import ResizeAnswer, ResizeBatch, ResizeBody, ResizeResponse
 
 __all__ = ["Resizing"]
@@ -104,7 +103,7 @@ class Resizing:
                 f"{node.url}/internal/resizes", ResizeBatch(node_epoch=node.epoch, resizes=list(bodies))
             )
             self._mailbox.resized(ResizeResponse.model_validate_json(content).answers)
-        except (TangramError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the manager is asked again
             log.warning("resizes at node %d are not answered: %r", node.id, error)
             self._mailbox.unanswered(Fence(body.id, body.grant_no) for body in bodies)
 

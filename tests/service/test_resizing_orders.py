@@ -1,0 +1,208 @@
+"""Whatever order requests, answers, losses, polls and deaths of leaders come in, no core is given away twice."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from arl_core.curves import Curves
+from arl_core.elasticity import Amdahl
+from arl_core.fence import Fence
+from arl_core.ledger import Ledger
+from arl_core.model import ActionClass, Demand, Elastic, Resizable, Resize, Shape
+from arl_core.plan import FirstComeFirstServed
+from arl_scheduler.holds import Holds
+from arl_scheduler.homes import Hold
+from arl_scheduler.mailbox import Mailbox
+from arl_scheduler.resizing import Resizing
+from arl_scheduler.rows import NewAmounts
+from arl_wire.errors import Unavailable
+from arl_wire.internal import ResizeAnswer, ResizeBatch, ResizeBody, ResizeResponse
+from support.builders import a_node_row, numbered
+
+CAPACITY = 6000
+CLS = ActionClass(
+    key=1,
+    kind="exec",
+    shape=Shape.DIVISIBLE,
+    demand=Demand(
+        {"cpu_milli": 1000}, Elastic("cpu_milli", (1000, 2000, 3000, 4000), Amdahl(0.9), resizable=Resizable.ANY)
+    ),
+)
+FENCES = [Fence(numbered(number), 1) for number in (1, 2, 3)]
+NODES = {1: a_node_row()}
+Has = dict[Fence, tuple[int, int]]
+"""Milli-cores, and the resize that they come from."""
+
+
+@dataclass
+class Node:
+    """What a manager is held to by `test_resizes.py`."""
+
+    has: Has = field(default_factory=lambda: dict.fromkeys(FENCES, (1000, 0)))
+
+    @property
+    def free(self) -> int:
+        return CAPACITY - sum(milli for milli, _ in self.has.values())
+
+    def resize(self, body: ResizeBody) -> ResizeAnswer:
+        fence = Fence(body.id, body.grant_no)
+        milli, seq = self.has[fence]
+        status = "done" if (milli, seq) == (body.cpu_milli, body.amounts_seq) else "stale"
+        if body.amounts_seq > seq:
+            status = "full" if body.cpu_milli - milli > self.free else "done"
+            if status == "done":
+                self.has[fence] = milli, seq = body.cpu_milli, body.amounts_seq
+        said = {"status": status, "cpu_milli": self.has[fence][0], "amounts_seq": self.has[fence][1]}
+        return ResizeAnswer.model_validate({"id": body.id, "grant_no": 1, "free_cpu_milli": self.free, **said})
+
+    def follow(self, rows: Has) -> None:
+        for fence, (milli, seq) in rows.items():
+            self.resize(ResizeBody(id=fence.action_id, grant_no=1, cpu_milli=milli, amounts_seq=seq))
+
+
+@dataclass
+class Line:
+    """Requests on their way to the node, and answers on their way back."""
+
+    requests: list[tuple[ResizeBatch, asyncio.Future[bytes]]] = field(default_factory=list)
+    answers: list[tuple[bytes, asyncio.Future[bytes]]] = field(default_factory=list)
+
+    async def call(self, url: str, body: BaseModel) -> bytes:
+        assert isinstance(body, ResizeBatch)
+        heard = asyncio.get_running_loop().create_future()
+        self.requests.append((body, heard))
+        return bytes(await heard)
+
+
+class World:
+    def __init__(self) -> None:
+        self.node, self.line = Node(), Line()
+        self.rows: Has = dict(self.node.has)
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Another leader, who knows the rows; what its predecessor sent may still arrive."""
+        self.ledger, self.mailbox = Ledger(), Mailbox()
+        self.ledger.set_capacity(1, {"cpu_milli": CAPACITY})
+        self.holds = Holds(FirstComeFirstServed(), self.ledger, Curves())
+        for fence, (milli, seq) in self.rows.items():
+            self.holds.add(Hold(fence, CLS, 1, {"cpu_milli": milli}, None, 1, 0.0, 0.0, amounts_seq=seq))
+        self.resizing = Resizing(self.line, self.mailbox)  # type: ignore[arg-type]
+        self.resizing.begin(self.holds)
+        self.resizing.look(self.holds, NODES)
+
+    def decide(self, number: int) -> None:
+        """A policy gives one of them other cores, as far as they are free."""
+        fence, milli = FENCES[number % len(FENCES)], 1000 * (1 + number // len(FENCES) % 4)
+        resizes = [Resize(fence=fence, amounts={"cpu_milli": milli})]
+        growths, shrinks = self.resizing.growths(self.holds, resizes), self.resizing.shrinks(self.holds, resizes)
+        if growths and milli - self.rows[fence][0] > self.ledger.free(1)["cpu_milli"]:
+            return
+        self.write(growths, confirmed=False)
+        self.resizing.ask(self.holds, NODES, [*shrinks, *growths])
+
+    def turn(self, _: int) -> None:
+        mail = self.mailbox.empty()
+        self.resizing.unanswered(mail.unanswered)
+        written, asked = self.resizing.confirmed(self.holds, mail.resized)
+        self.write(written, confirmed=True)
+        self.resizing.ask(self.holds, NODES, asked)
+
+    def write(self, changes: list[NewAmounts], *, confirmed: bool) -> None:
+        """As `repository.RESIZE` does."""
+        for change in changes:
+            seq = self.rows[change.fence][1]
+            if seq < change.seq or (confirmed and seq == change.seq):
+                self.rows[change.fence] = (change.amounts["cpu_milli"], change.seq)
+                self.holds.resized(change.fence, change.amounts, seq=change.seq, now=1.0)
+
+    def look(self, _: int) -> None:
+        self.resizing.look(self.holds, NODES)
+
+    def arrive(self, number: int) -> None:
+        if self.line.requests:
+            batch, heard = self.line.requests.pop(number % len(self.line.requests))
+            answers = [self.node.resize(body) for body in batch.resizes]
+            self.line.answers.append((ResizeResponse(answers=answers).model_dump_json().encode(), heard))
+
+    def return_(self, number: int) -> None:
+        if self.line.answers:
+            content, heard = self.line.answers.pop(number % len(self.line.answers))
+            heard.set_result(content)
+
+    def lose_request(self, number: int) -> None:
+        if self.line.requests:
+            self.line.requests.pop(number % len(self.line.requests))[1].set_exception(Unavailable("lost"))
+
+    def lose_answer(self, number: int) -> None:
+        if self.line.answers:
+            self.line.answers.pop(number % len(self.line.answers))[1].set_exception(Unavailable("lost"))
+
+    def follow(self, _: int) -> None:
+        self.node.follow(self.rows)
+
+    def die(self, _: int) -> None:
+        self.take_over()
+
+    def check(self) -> None:
+        for fence, (milli, _) in self.rows.items():
+            assert milli >= self.node.has[fence][0], "what the node still holds was freed"
+        held = sum(milli for milli, _ in self.rows.values())
+        assert self.ledger.free(1)["cpu_milli"] == CAPACITY - held >= 0
+
+    async def settle(self) -> None:
+        """Everything arrives, and a leader looks that has seen nothing of all this."""
+        await self.quiet()
+        self.die(0)
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        for _ in range(6):
+            for step in (self.arrive, self.return_):
+                while self.line.requests if step == self.arrive else self.line.answers:
+                    step(0)
+            await _others()
+            self.turn(0)
+            self.look(0)
+            await _others()
+
+
+async def _others() -> None:
+    """Let requests be sent and answers be heard."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+STEPS: dict[str, Callable[[World, int], None]] = {
+    "decide": World.decide,
+    "turn": World.turn,
+    "look": World.look,
+    "arrive": World.arrive,
+    "return": World.return_,
+    "lose request": World.lose_request,
+    "lose answer": World.lose_answer,
+    "follow": World.follow,
+    "die": World.die,
+}
+
+
+async def _run(steps: list[tuple[str, int]]) -> None:
+    world = World()
+    for name, number in steps:
+        STEPS[name](world, number)
+        await _others()
+        world.check()
+    await world.settle()
+    world.check()
+    assert {fence: milli for fence, (milli, _) in world.rows.items()} == {
+        fence: milli for fence, (milli, _) in world.node.has.items()
+    }
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 11)), max_size=60))
+def test_no_order_of_events_gives_a_core_away_twice_and_all_agree_at_last(steps: list[tuple[str, int]]) -> None:
+    asyncio.run(_run(steps))
