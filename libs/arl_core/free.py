@@ -1,7 +1,7 @@
 """What is left of each pool while a round spends it, and where the next action goes."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeVar
@@ -84,6 +84,26 @@ class FreeAmounts:
         cores = amounts.get(_CORES, 0)
         enough = takewhile(lambda level: level[0] >= cores, reversed(self._levels()))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
+
+    def set_aside(self, action: Waiting, *, but: Container[int]) -> int | None:
+        """Keep what is free for an action that does not fit yet, on its node or on one that is large enough for it.
+
+        Others get only what is beyond its needs there, so with each that ends it comes nearer. The node, if any.
+        """
+        pinned = self.node_of(action)
+        needed = _needed(action.cls.demand.minimum, pinned)
+        nodes = (pinned,) if pinned is not None else [node for _, node in reversed(self._levels())]
+        for node in nodes:
+            pool = self.pools.get(node)
+            if pool is None or node in but or pool.shape is not action.cls.shape or not pool.serving:
+                continue
+            if action.cls.requires <= pool.enforces and fits(needed, pool.capacity):
+                free = self.free[node]
+                self._spend(
+                    node, {name: min(amount, max(0, free.get(name, 0))) for name, amount in needed.items()}, homes=0
+                )
+                return node
+        return None
 
     def has_cores(self, milli: int) -> bool:
         """Whether any node has so many, for something new or for what lives there."""

@@ -72,6 +72,8 @@ class _Round:
         self._free = FreeAmounts.of(snapshot.pools)
         self._loads = Loads(snapshot)
         self._buckets = [bucket for bucket in snapshot.waiting.buckets() if bucket.cls.shape is not Shape.GROUP]
+        self._reserved: set[int] = set()
+        """Nodes on which something is kept for an action that does not fit yet; one for each."""
         self._widening = Widening(
             snapshot,
             self._free,
@@ -89,6 +91,7 @@ class _Round:
                 break
             grant = self._start(action)
             if grant is None:
+                self._keep_free_for(action)
                 walk.leave_bucket()
             else:
                 grants.append(grant)
@@ -108,6 +111,13 @@ class _Round:
     def _lead_s(self, bucket: Bucket) -> float:
         constants = self._constants
         return min(constants.lead_limit_s, constants.lead_per_unit_s * self._curves.of(bucket.cls).area_s)
+
+    def _keep_free_for(self, action: Waiting) -> None:
+        """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
+        if self._is_overdue(action):
+            node = self._free.set_aside(action, but=self._reserved)
+            if node is not None:
+                self._reserved.add(node)
 
     def _start(self, action: Waiting) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""

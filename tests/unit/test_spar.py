@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arl_core.curves import Curves
@@ -82,6 +82,32 @@ class TestOrder:
         queued.append(an_action(20_000, cls=fixed(2), submitted=NOW, priority=1))
         plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c2=500.0)
         assert granted(plan) == {20_000: 1}
+
+
+class TestStarvation:
+    @settings(deadline=None, max_examples=30)
+    @given(ends=st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), resizing=st.booleans())
+    def test_a_wide_action_starts_though_narrow_ones_never_cease(self, ends: list[float], resizing: bool) -> None:
+        """Each core is taken again as soon as it is free. Once nothing may overtake the wide one, cores wait for it."""
+        policy, limit = Spar(resizing=resizing), SPAR.constants.lead_limit_s
+        wide, now = an_action(1, cls=fixed(1, cores=4), submitted=0.0), limit - 5.0
+        narrow = {each: now + end for each, end in enumerate(ends, 100)}
+        number = 200
+        while now <= limit + 21.0:
+            now = min(narrow.values(), default=now)
+            narrow = {each: end for each, end in narrow.items() if end > now}
+            following = [an_action(number + each, cls=fixed(2), submitted=now) for each in range(4)]
+            number += 4
+            snapshot = a_snapshot(
+                queued=[wide, *following],
+                pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 4000 - 1000 * len(narrow)})],
+                running=[running(each, fixed(2), 1, since=now) for each in narrow],
+            )
+            started = granted(policy.plan(replace(snapshot, now=now, curves=expecting(c1=50.0, c2=10.0))))
+            if 1 in started:
+                return
+            narrow |= {each: now + ends[each % 4] for each in started}
+        raise AssertionError("it never started")
 
 
 class TestWidth:
