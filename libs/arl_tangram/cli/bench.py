@@ -15,6 +15,7 @@ from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution
 from arl_tangram.bench import resizing as resizing_
 from arl_tangram.bench import reward as reward_
+from arl_tangram.bench import rounds as rounds_
 from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.overhead import Sizes, run_overhead
@@ -217,6 +218,18 @@ def paper(
         return
     for line in paper_.table(figures, sizes.levels):
         stdout.print(line, markup=False)
+
+
+@group.command()
+def rounds(
+    as_json: JsonOption = False,
+    short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
+) -> None:
+    """What deciding costs: the scheduler's index and SPAR-M under very many waiting actions, without Postgres."""
+    sizes = rounds_.Sizes.short() if short else rounds_.Sizes()
+    figures, samples = rounds_.run_rounds(sizes, lambda line: stderr.print(line, markup=False))
+    load = {**asdict(sizes), "policy": "spar_m"}
+    _print(document("rounds", load=load, figures=figures, samples=samples, repeats=sizes.repeats), as_json=as_json)
 
 
 @group.command()

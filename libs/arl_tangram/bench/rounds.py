@@ -1,0 +1,66 @@
+"""`tangram bench rounds`: what a round of the scheduler costs, on its own index and without Postgres and nodes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+__all__ = ["Sizes", "run_rounds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    waiting: tuple[int, ...] = (100_000, 1_000_000)
+    nodes: int = 100
+    cores: int = 64
+    classes: int = 256
+    tasks: int = 8
+    rounds: int = 300
+    repeats: int = 3
+
+    @classmethod
+    def short(cls) -> "Sizes":
+        return cls(waiting=(10_000, 100_000), rounds=100, repeats=1)
+
+
+def run_rounds(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Medians over the repeats, and the samples: CPU seconds of each round with how much it granted."""
+    samples: dict[str, Any] = {}
+    figures: dict[str, float] = {}
+    for waiting in sizes.waiting:
+        runs = []
+        for repeat in range(sizes.repeats):
+            say(f"{waiting} waiting, repeat {repeat + 1} of {sizes.repeats}")
+            runs.append(_run(sizes, waiting))
+        name = f"{waiting:.0e}".replace("e+0", "e")
+        found = [_figures(run, waiting) for run in runs]
+        figures |= {f"{each}_{name}": round(median(one[each] for one in found), 3) for each in found[0]}
+        samples[name] = [{"round_s": run["round_s"], "granted": run["granted"]} for run in runs]
+    return figures, samples
+
+
+def _run(sizes: Sizes, waiting: int) -> dict[str, Any]:
+    given = {key: value for key, value in asdict(sizes).items() if key != "repeats"} | {"waiting": waiting}
+    done = subprocess.run(
+        [sys.executable, "-m", "arl_scheduler.alone"],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _figures(run: dict[str, Any], waiting: int) -> dict[str, float]:
+    taken: Sequence[float] = sorted(run["round_s"])
+    return {
+        "round_p50_ms": 1000 * median(taken),
+        "round_p99_ms": 1000 * taken[int(0.99 * (len(taken) - 1))],
+        "decisions_per_s": sum(run["granted"]) / sum(taken),
+        "admit_us": 1e6 * run["admit_s"] / waiting,
+        "bytes_per_waiting": run["bytes_waiting"] / waiting,
+    }
