@@ -195,7 +195,7 @@ class SubmitAction(Strict):
         default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: texts, and what each is compared with"
     )
     elasticity: Annotated[Amdahl | Table | NoElasticity, Field(discriminator="model")] = NoElasticity(model="none")
-    priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first")
+    priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first, among one task's")
     deadline_s: float | None = Field(
         default=None,
         gt=0,

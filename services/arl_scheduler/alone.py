@@ -33,8 +33,8 @@ class Sizes:
     cores: int = 64
     classes: int = 256
     tasks: int = 8
-    pinned: float = 0.25
-    """The part of the actions that have a persistent environment."""
+    in_trajectories: float = 0.0
+    """The part of the actions that need an environment of their own, which here never ends and keeps its memory."""
     rounds: int = 300
     limit: int = 500
     resizing: bool = True
@@ -100,14 +100,14 @@ class _Numbers:
     def _next(self) -> QueuedAction:
         self._at += 1
         drawn, sizes = self._random, self._sizes
-        is_pinned = drawn.random() < sizes.pinned
+        has_environment = drawn.random() < sizes.in_trajectories
         cls = self._classes[drawn.randrange(sizes.classes)]
         return QueuedAction.model_construct(
             id=UUID(int=self._at << 64 | drawn.getrandbits(60)),
             queue_id=cls["class_key"] % sizes.tasks,
             submitted=self._at * 1e-4,
-            trajectory=f"step-{self._at}" if is_pinned else None,
-            environment={"scope": "trajectory" if is_pinned else "ephemeral"},
+            trajectory=f"step-{self._at}" if has_environment else None,
+            environment={"scope": "trajectory" if has_environment else "ephemeral"},
             **cls,
         )
 
