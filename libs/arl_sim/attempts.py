@@ -18,6 +18,8 @@ class Attempt:
     """What it runs on."""
     works_from: float
     """Before that it is being started, restored or resized."""
+    pace: float = 1.0
+    """The part of its speed on these units that it has, as others run on them too."""
     left: float = 1.0
     """The part of its work that is left at `works_from`."""
     busy_s: float = 0.0
@@ -29,21 +31,21 @@ class Attempt:
 
     @property
     def ends(self) -> float:
-        return self.works_from + self.left * self.work.duration_s(self.units)
+        return self.works_from + self.left * self.work.duration_s(self.units) / self.pace
 
     @property
     def mean_units(self) -> float:
         """While it worked, until its last change."""
         return self.unit_s / self.busy_s if self.busy_s else self.units
 
-    def change(self, units: float, *, now: float, pause_s: float = 0.0) -> None:
-        """From now on it runs on so many units; it stands still for `pause_s`."""
+    def change(self, units: float, *, now: float, pause_s: float = 0.0, pace: float = 1.0) -> None:
+        """From now on it runs on so many units, at this pace; it stands still for `pause_s`."""
         worked_s = max(0.0, now - self.works_from)
-        self.left = max(0.0, self.left - worked_s / self.work.duration_s(self.units))
+        self.left = max(0.0, self.left - worked_s * self.pace / self.work.duration_s(self.units))
         self.busy_s += worked_s
         self.unit_s += worked_s * self.units
         self.works_from = max(now, self.works_from) + pause_s
-        self.units = units
+        self.units, self.pace = units, pace
         self.version += 1
 
 

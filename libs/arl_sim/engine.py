@@ -5,7 +5,7 @@ The policies are those that the scheduler runs, on the same snapshots; only what
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -17,8 +17,8 @@ from arl_sim.attempts import Attempt, fair_shares
 from arl_sim.books import Books
 from arl_sim.expectations import Expectations
 from arl_sim.results import Piece, Record, Result
-from arl_sim.site import CORE_MILLI, Classes, Site, pools_of
-from arl_sim.workload import Need, Rollout, Turn, Workload
+from arl_sim.site import CORE_MILLI, TOGETHER, Classes, Site, pools_of
+from arl_sim.workload import Need, Rollout, Turn, Work, Workload
 
 __all__ = ["RESIZE_S", "START_S", "Simulation", "Stuck"]
 
@@ -174,7 +174,7 @@ class Simulation:
         restore_s = 0.0 if resident or service is None else service.restore_s(len(grant.devices))
         overhead_s = 0.0 if self.policy.has_pods else START_S
         work = life.turn.work
-        attempt = Attempt(work, _units(life.turn, grant.amounts), now + overhead_s + restore_s)
+        attempt = Attempt(work, self._units(work, grant.amounts), now + overhead_s + restore_s)
         running = _Running(
             fence=grant.fence,
             cls=action.cls,
@@ -189,7 +189,7 @@ class Simulation:
         self._running[action.id] = running
         self._on_node.setdefault(grant.node, {})[action.id] = running
         self._expect_end(running)
-        self._share_cores(grant.node, now)
+        self._share(grant.node, now)
 
     def _pod_made(self, life: _Life, grant: Grant, now: float) -> None:
         self._changed = True
@@ -227,7 +227,7 @@ class Simulation:
                 restore_s=running.restore_s,
             )
         )
-        self._share_cores(running.node, now)
+        self._share(running.node, now)
         self._go_on(life, now)
 
     def _go_on(self, life: _Life, now: float) -> None:
@@ -241,7 +241,7 @@ class Simulation:
 
     def _learn(self, running: _Running, now: float) -> None:
         attempt, elastic = running.attempt, running.cls.demand.elastic
-        attempt.change(attempt.units, now=now)
+        attempt.change(attempt.units, now=now, pace=attempt.pace)
         amount = 0
         if elastic is not None:
             per_unit = CORE_MILLI if attempt.work.need is Need.CPU else 1
@@ -258,7 +258,7 @@ class Simulation:
         running.resized = running.resizing = True
         self._books.begin_resize(resize.fence, running.node, resize.amounts)
         self._cut(running, now)
-        running.attempt.change(_units(running.life.turn, resize.amounts), now=now, pause_s=RESIZE_S)
+        running.attempt.change(self._units(running.attempt.work, resize.amounts), now=now, pause_s=RESIZE_S)
         self._expect_end(running)
         self._at(now + RESIZE_S, partial(self._resized, running))
 
@@ -271,19 +271,27 @@ class Simulation:
 
     def _cut(self, running: _Running, now: float) -> None:
         if now > running.piece_from:
-            units = running.attempt.units
-            need = running.attempt.work.need
-            self._pieces.append(Piece(running.life.number, running.node, need, units, running.piece_from, now))
+            attempt = running.attempt
+            batched = attempt.work.service in self.site.shared
+            units = attempt.units * attempt.pace / TOGETHER if batched else attempt.units
+            piece = Piece(running.life.number, running.node, attempt.work.need, units, running.piece_from, now)
+            self._pieces.append(piece)
         running.piece_from = now
 
-    def _share_cores(self, node: int, now: float) -> None:
-        """Where actions may use more cores than the node has, as in overcommitted pods, each has its fair share."""
+    def _share(self, node: int, now: float) -> None:
+        """What the actions on a node share changes with their number."""
         there = self._on_node.get(node, {})
         cores = self._books.capacity(node).get("cpu_milli", 0) / CORE_MILLI
-        if not cores:
-            return
+        if cores:
+            self._share_cores(node, there, cores, now)
+        elif any(running.attempt.work.service in self.site.shared for running in there.values()):
+            for running in there.values():
+                self._go_on_with(running, running.attempt.units, now, pace=min(1.0, TOGETHER / len(there)))
+
+    def _share_cores(self, node: int, there: Mapping[UUID, _Running], cores: float, now: float) -> None:
+        """Where actions may use more cores than the node has, as in overcommitted pods, each has its fair share."""
         wanted = {
-            action_id: _units(running.life.turn, self._books.held(node, action_id) or {})
+            action_id: self._units(running.attempt.work, self._books.held(node, action_id) or {})
             for action_id, running in there.items()
         }
         crowded = sum(wanted.values()) > cores
@@ -291,23 +299,24 @@ class Simulation:
             return
         (self._squeezed.add if crowded else self._squeezed.discard)(node)
         for action_id, units in fair_shares(wanted, cores).items():
-            running = there[action_id]
-            if units != running.attempt.units:
-                self._cut(running, now)
-                running.attempt.change(units, now=now)
-                self._expect_end(running)
+            self._go_on_with(there[action_id], units, now)
 
+    def _go_on_with(self, running: _Running, units: float, now: float, *, pace: float = 1.0) -> None:
+        if (units, pace) != (running.attempt.units, running.attempt.pace):
+            self._cut(running, now)
+            running.attempt.change(units, now=now, pace=pace)
+            self._expect_end(running)
 
-def _units(turn: Turn, amounts: Amounts) -> float:
-    """On which its work runs: no more than it can use."""
-    match turn.work.need:
-        case Need.CPU:
-            units = amounts["cpu_milli"] / CORE_MILLI
-        case Need.GPU:
-            units = float(amounts["gpu"])
-        case Need.API:
-            units = 1.0
-    return min(units, float(turn.work.choices[-1]))
+    def _units(self, work: Work, amounts: Amounts) -> float:
+        """On which it runs: no more than it can use."""
+        match work.need:
+            case Need.CPU:
+                units = amounts["cpu_milli"] / CORE_MILLI
+            case Need.GPU:
+                units = float(amounts.get("gpu") or self.site.dedicated[work.service or ""])
+            case Need.API:
+                units = 1.0
+        return min(units, float(work.choices[-1]))
 
 
 def _environment_id(rollout: int) -> UUID:

@@ -55,6 +55,7 @@ class Contender(StrEnum):
     REFERENCE = "reference"  # our reconstruction of the paper's policy
     SPAR = "spar"
     SPAR_M = "spar_m"  # and running actions are resized
+    SPAR_M_SHARED = "spar_m_shared"  # and scores share resident services, on as many devices as static provisioning
 
 
 STATIC = frozenset({Contender.STATIC, Contender.SHRUNK, Contender.OVERCOMMITTED})
@@ -109,18 +110,19 @@ def policy_of(contender: Contender, hardware: Hardware) -> Policy:
             return Reference()
         case Contender.SPAR:
             return Spar()
-        case Contender.SPAR_M:
+        case Contender.SPAR_M | Contender.SPAR_M_SHARED:
             return Spar(resizing=True)
 
 
 def site_of(contender: Contender, hardware: Hardware) -> Site:
     site = Site.of(cores=hardware.cores, gpus=hardware.gpus, api_calls=API_CALLS)
-    if contender not in STATIC:
+    if contender not in {*STATIC, Contender.SPAR_M_SHARED}:
         return site
     share = max(1, hardware.gpus // len(SERVICES))
     whole = 1 << (share.bit_length() - 1)
     dedicated = {service.name: max(degrees[0], whole) for service, degrees in SERVICES}
-    return replace(site, gpu_nodes=(), dedicated=dedicated)
+    shared = frozenset(dedicated) if contender is Contender.SPAR_M_SHARED else frozenset[str]()
+    return replace(site, gpu_nodes=(), dedicated=dedicated, shared=shared)
 
 
 def average(results: Iterable[Result]) -> Statistics:

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from arl_core.elasticity import Amdahl
-from arl_core.model import ActionClass, Demand, Elastic, Pool, Resident, Resizable, Service, Shape
+from arl_core.model import ActionClass, Demand, Elastic, Pool, Resident, Resizable, Service, Shape, slots_of
 from arl_sim.workload import Need, Work
 
-__all__ = ["Asking", "Classes", "Site", "groups_of_eight", "pools_of"]
+__all__ = ["CORE_MILLI", "TOGETHER", "Asking", "Classes", "Site", "groups_of_eight", "pools_of"]
 
 CORE_MILLI = 1000
+SLOTS = 64
+"""Actions that a shared service takes at once."""
+TOGETHER = 4.0
+"""So many actions in one batch take no longer than one alone; an assumption."""
 ENVIRONMENT_MIB = 2048
 NODE_MIB = 1 << 20
 """Memory never decides in these simulations; it only has to be there."""
@@ -33,6 +37,8 @@ class Site:
     api_calls: int
     dedicated: Mapping[str, int] = field(default_factory=dict)
     """Devices that a service has for itself alone, its weights on them from the start; `gpu_nodes` are the others."""
+    shared: frozenset[str] = frozenset()
+    """Of these, services that take many actions at once, in batches, instead of one after another."""
 
     @classmethod
     def of(cls, *, cores: int, gpus: int, api_calls: int, cores_per_node: int = 64) -> "Site":
@@ -60,7 +66,10 @@ def pools_of(site: Site, services: Mapping[str, Service]) -> list[Pool]:
     """A pool for each node, numbered from 1: first those of cores, then of devices, then the API's."""
     pools = [_divisible(cores) for cores in site.cpu_nodes]
     pools += [_devices(count) for count in site.gpu_nodes]
-    pools += [_devices(count, services[name]) for name, count in site.dedicated.items()]
+    pools += [
+        _pool("gpu", Shape.QUOTA, {slots_of(name): SLOTS}) if name in site.shared else _devices(count, services[name])
+        for name, count in site.dedicated.items()
+    ]
     pools.append(_pool("api", Shape.QUOTA, {"concurrency": site.api_calls}))
     return [replace(pool, node=node) for node, pool in enumerate(pools, start=1)]
 
@@ -116,6 +125,8 @@ class Classes:
 
     def _scoring(self, work: Work, key: int) -> ActionClass:
         name = work.service or ""
+        if name in self._site.shared:
+            return ActionClass(key=key, kind="score", shape=Shape.QUOTA, demand=Demand({slots_of(name): 1}))
         devices = self._site.dedicated.get(name)
         if devices is not None:
             demand, requires = Demand({"gpu": devices}), frozenset({_dedicated(name)})

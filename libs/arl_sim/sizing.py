@@ -31,6 +31,8 @@ class Hardware:
     calls: int
     """At once."""
     pod_cores: int
+    shared: bool = False
+    """Reward services take many actions at once and keep their devices; else an action takes whole devices."""
 
 
 def generate(name: str, seed: int) -> Workload:
@@ -61,7 +63,10 @@ def _site(workload: Workload, name: PolicyName, hardware: Hardware) -> Site:
     largest = max(site.gpu_nodes, default=0)
     if max(degrees.values(), default=0) > largest:
         raise DoesNotFit(f"{max(degrees.values()):g} devices are asked for at once, and a node has {largest}")
-    return site if name not in PODS or not degrees else _dedicated(site, degrees, hardware.gpus)
+    if not degrees or (name not in PODS and not hardware.shared):
+        return site
+    site = _dedicated(site, degrees, hardware.gpus)
+    return replace(site, shared=frozenset(degrees)) if hardware.shared else site
 
 
 def _dedicated(site: Site, degrees: dict[str, float], gpus: int) -> Site:

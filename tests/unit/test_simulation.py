@@ -18,7 +18,7 @@ from arl_sim.books import Overbooked
 from arl_sim.engine import START_S, Simulation, Stuck
 from arl_sim.expectations import ClassMeans, Learnt, Nothing
 from arl_sim.paper import Contender, Hardware, average, run_steps
-from arl_sim.prototype import prototype
+from arl_sim.prototype import SERVICES, prototype
 from arl_sim.published import Published, published
 from arl_sim.results import Piece, Result
 from arl_sim.site import Asking, Classes, Site
@@ -89,6 +89,20 @@ class TestSimulation:
         two = [a_rollout((0.0, a_suite(8.0))) for _ in range(2)]
         (first, second) = simulated(two, StaticPods(8000, overcommitted=True), cores=8).records
         assert first.ended == second.ended == pytest.approx(8.0 * (0.1 + 0.9 / 4))
+
+    def test_a_shared_service_runs_some_actions_together_and_slows_down_when_there_are_more(self) -> None:
+        score = Work(cls="rm0", need=Need.GPU, seconds=4.0, service="rm0")
+        services = {"rm0": SERVICES[0][0]}
+        site = Site(cpu_nodes=(), gpu_nodes=(), api_calls=1, dedicated={"rm0": 1}, shared=frozenset(services))
+
+        def ends(count: int) -> set[float]:
+            step = Workload(tuple(a_rollout((0.0, score), task="mopd") for _ in range(count)), services)
+            classes = Classes(site, services, Asking.ELASTIC)
+            result = Simulation(step, site, Spar(), classes, ClassMeans()).run()
+            return {round(record.ended, 6) for record in result.records}
+
+        assert ends(1) == ends(4) == {4.0 + START_S}
+        assert ends(8) == {8.0 + START_S}
 
     def test_a_policy_that_gives_what_is_not_there_is_found_out(self) -> None:
         class Generous(FirstComeFirstServed):

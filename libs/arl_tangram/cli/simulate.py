@@ -78,6 +78,7 @@ def simulate(
     gpus: Annotated[int, typer.Option(min=0, help="Devices in all, on nodes of 8.")] = 48,
     calls: Annotated[int, typer.Option(min=1, help="Calls and scores at once.")] = 48,
     pod_cores: Annotated[int, typer.Option(min=1, help="Of a pod, where the policy gives pods.")] = 4,
+    shared: Annotated[bool, typer.Option("--shared", help="Reward services keep devices and batch.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw into this file, .svg and .png.")] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -87,7 +88,7 @@ def simulate(
         from arl_sim.results import statistics_of
     except ModuleNotFoundError as missing:
         _lacks(missing)
-    hardware = sizing.Hardware(nodes=nodes, cores=cores, gpus=gpus, calls=calls, pod_cores=pod_cores)
+    hardware = sizing.Hardware(nodes=nodes, cores=cores, gpus=gpus, calls=calls, pod_cores=pod_cores, shared=shared)
     load = _workload(file, workload, seed)
     results: dict[str, Result] = {}
     for name in policy or [Policy.SPAR_M]:
