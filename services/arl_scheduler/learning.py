@@ -87,9 +87,12 @@ class Learning:
             self.estimates.changed_again(changes)
             raise
 
-    async def forget(self) -> None:
+    async def forget(self, leadership: Leadership) -> None:
         """What nobody has run for long."""
+        if leadership.term is None:
+            raise TermLost
         async with self._store.write() as tx:
+            await repository.hold_term(tx, cell=leadership.cell, term=leadership.term)
             await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
 
     def usual_s(self, cls: ActionClass) -> float:

@@ -17,6 +17,7 @@ class SchedulerMetrics:
             "scheduler_poll_duration_seconds", "Reading the rows, and making the index agree"
         )
         self.grants = metrics.counter("grants", "Grants that Postgres took")
+        self.classes = metrics.gauge("classes_known", "Classes of actions of which it is known how long they take")
         self.resizes = metrics.counter("resizes", "Running actions whose rows got other amounts", "direction")
         self.reclaimed = metrics.counter("attempts_reclaimed", "Attempts taken back from nodes that were lost")
         self.settled = metrics.counter("actions_settled", "Settled by this service, by outcome", "outcome")

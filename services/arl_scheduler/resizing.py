@@ -58,9 +58,13 @@ class Resizing:
         by_node: dict[int, list[ResizeBody]] = defaultdict(list)
         for change in changes:
             hold = holds.under(change.fence)
-            if hold is not None and hold.node in nodes:
-                holds.changing(change.fence, change.amounts)
+            if hold is None:
+                continue
+            holds.changing(change.fence, change.amounts)
+            if hold.node in nodes:
                 by_node[hold.node].append(_body(change.fence, change.amounts, change.seq))
+            else:
+                self._unsure.add(change.fence)
         for node, bodies in by_node.items():
             task = asyncio.create_task(self._ask(nodes[node], bodies), name="resize")
             self._asking.add(task)

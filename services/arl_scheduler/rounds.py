@@ -347,13 +347,14 @@ class Rounds:
         self._partitions_at = time.monotonic()
         async with self._store.write() as tx:
             await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
-        await self.learning.forget()
+        await self.learning.forget(self.leadership)
 
     async def _show(self) -> None:
         """For a scrape: the queues by name, of the leader only."""
         index = self._index if self.leadership.term is not None else None
         self._metrics.leader.set(self.leadership.term is not None)
         self._metrics.held.set(index.held if index is not None else 0)
+        self._metrics.classes.set(self.learning.estimates.classes if index is not None else 0)
         self._metrics.depth.clear()
         self._metrics.oldest.clear()
         queues = index.queues() if index is not None else {}

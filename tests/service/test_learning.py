@@ -116,3 +116,11 @@ async def test_a_new_leader_knows_the_class_of_what_runs_already(rows: Rows) -> 
         await settle(rows, fence)
         rounds.mailbox.freed([fence], runs={fence: RUN})
         await until_kept(rows, 1)
+
+
+async def test_what_nobody_has_run_for_long_is_forgotten(rows: Rows) -> None:
+    sql = "insert into class_estimates (class_key, runs, seen_at) values ($1, '[]', now() - $2::text::interval)"
+    for key, age in ((1, "31 days"), (2, "29 days")):
+        await rows.execute(sql, key, age)
+    async with leading(rows):
+        await rows.until_value([2], "select array_agg(class_key) from class_estimates")
