@@ -49,6 +49,20 @@ def simulated(
     return Simulation(Workload(tuple(rollouts)), site, policy, classes, ClassMeans()).run()
 
 
+def a_score(service: str) -> Work:
+    degrees = {service.name: degrees for service, degrees in SERVICES}[service]
+    return Work(
+        cls=service, need=Need.GPU, seconds=4.0, parallel_fraction=0.9, choices=degrees, asked=1, service=service
+    )
+
+
+def scored(rollouts: Sequence[Rollout], policy: Policy, *, devices: int) -> Result:
+    services = {service.name: service for service, _ in SERVICES}
+    site = Site(cpu_nodes=(), gpu_nodes=(devices,), api_calls=1)
+    classes = Classes(site, services, Asking.ELASTIC)
+    return Simulation(Workload(tuple(rollouts), services), site, policy, classes, ClassMeans()).run()
+
+
 def most_at_once(pieces: Sequence[Piece]) -> float:
     """Units of a node in use at one moment; a piece that begins where another ends is not at once with it."""
     edges = sorted([(p.end, -p.units) for p in pieces] + [(p.start, p.units) for p in pieces])
@@ -103,6 +117,27 @@ class TestSimulation:
 
         assert ends(1) == ends(4) == {4.0 + START_S}
         assert ends(8) == {8.0 + START_S}
+
+    def test_a_restore_is_paid_where_the_service_is_not_on_these_devices_yet(self) -> None:
+        turns = [(0.0, a_score("rm0")), (5.0, a_score("rm0")), (5.0, a_score("rm1"))]
+        result = scored([a_rollout(*turns, task="mopd")], FCFS, devices=1)
+        small, other = SERVICES[0][0], SERVICES[1][0]
+        assert [record.restore_s for record in result.records] == [small.restore_s(1), 0.0, other.restore_s(1)]
+
+    @given(
+        st.lists(
+            st.tuples(st.floats(0.0, 20.0), st.sampled_from(["rm0", "rm1", "rm2", "rm9"])), min_size=1, max_size=16
+        ),
+        st.sampled_from((FCFS, Reference(), Spar())),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_no_more_devices_are_used_at_once_than_there_are(
+        self, scores: list[tuple[float, str]], policy: Policy
+    ) -> None:
+        rollouts = [a_rollout((think_s, a_score(name)), task="mopd") for think_s, name in scores]
+        result = scored(rollouts, policy, devices=4)
+        assert len(result.records) == len(scores)
+        assert most_at_once(result.pieces) <= 4
 
     def test_a_policy_that_gives_what_is_not_there_is_found_out(self) -> None:
         class Generous(FirstComeFirstServed):
