@@ -1,4 +1,7 @@
-"""Cores of a running command shrink when others come and grow when they have gone; the command sees it."""
+"""Cores of a running command shrink when others come and grow when they have gone; the command sees it.
+
+And what brings nothing is not given for long.
+"""
 
 import asyncio
 import os
@@ -25,7 +28,7 @@ RESIZABLE = {"model": "amdahl", "parallel_fraction": 0.95, "resizable": "any"}
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
     policy = {"scheduler": {"TANGRAM_POLICY": "spar_m"}}
@@ -61,3 +64,15 @@ async def test_a_running_command_gives_a_core_and_gets_it_back(system: System) -
         (ended,) = await client.wait([wide.id], timeout_s=20)
     assert ended.result is not None
     assert ended.result.stdout.text.split() in (["2", "1", "2"], ["1", "2", "1", "2"])
+
+
+@TWO_CORES
+async def test_cores_that_a_program_does_not_use_are_not_given_for_long(system: System) -> None:
+    """It says that it runs in parallel, and does not."""
+    serial = "import time\nwhile time.process_time() < 0.2: pass"
+    given = []
+    async with AsyncTangram(system.url, API_KEY) as client, asyncio.timeout(40):
+        while not given or given[-1] != 1000:
+            action = await client.run(task="serial", source=serial, cpu=(1, 2), memory_mib=64, parallel_fraction=0.95)
+            given.append((action.amounts or {})["cpu_milli"])
+    assert given[0] == 2000
