@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from uuid import UUID
 
 from arl_core.states import Outcome
@@ -191,11 +190,12 @@ async def _ended(client: AsyncTangram, action: UUID) -> Action:
 
 
 def _figures(name: str, rows: _Rows) -> dict[str, float]:
-    """Medians, and what more workers than cores and two resizes cost: beside what the fixed widths promise."""
+    """The best of the repeats, for whatever else the machine does can only add to one; and what more workers than
+    cores and two resizes cost, beside what the fixed widths promise."""
     cases = (*FIXED, "resized")
-    wall = {case: median(rows.wall_s[f"{name}_{case}"]) for case in cases}
-    cpu = {case: median(rows.cpu_s[f"{name}_{case}"]) for case in cases}
-    narrow_s = median(rows.narrow_s[name])
+    wall = {case: min(rows.wall_s[f"{name}_{case}"]) for case in cases}
+    cpu = {case: min(rows.cpu_s[f"{name}_{case}"]) for case in cases}
+    narrow_s = rows.narrow_s[name][rows.wall_s[f"{name}_resized"].index(wall["resized"])]
     promised_s = narrow_s + (1.0 - narrow_s / wall["one"]) * wall["two"]
     figures = {f"{name}_{case}_wall_s": wall[case] for case in cases} | {
         f"{name}_{case}_cpu_s": cpu[case] for case in cases
@@ -203,6 +203,7 @@ def _figures(name: str, rows: _Rows) -> dict[str, float]:
     figures |= {
         f"{name}_two_on_one_wall_over_one": wall["two_on_one"] / wall["one"],
         f"{name}_two_on_one_cpu_over_one": cpu["two_on_one"] / cpu["one"],
+        f"{name}_two_on_one_cpu_over_two": cpu["two_on_one"] / cpu["two"],
         f"{name}_resized_wall_over_promised": wall["resized"] / promised_s,
         f"{name}_resized_cpu_over_two": cpu["resized"] / cpu["two"],
     }
