@@ -84,6 +84,15 @@ class Estimates:
         """Whether any action of this very class was seen to end."""
         return cls.key in self._classes
 
+    def runs(self, cls: ActionClass) -> int:
+        """Of this very class, that are remembered."""
+        known = self._classes.get(cls.key)
+        return len(known.runs) if known is not None else 0
+
+    def knows_alike(self, cls: ActionClass) -> bool:
+        """Whether an unknown class is expected to be as others that are like it."""
+        return bool(self._alike.get(_form(cls)))
+
     def seconds(self, cls: ActionClass, amount: int) -> float:
         """The mean, in which a straggler counts as `OUTLIER` usual ones at most."""
         curve = self._curve(cls)

@@ -162,6 +162,9 @@ class WaitingIndex:
     def __contains__(self, action_id: UUID) -> bool:
         return action_id in self._bucket_of
 
+    def bucket_of(self, action_id: UUID) -> Bucket | None:
+        return self._bucket_of.get(action_id)
+
     def nodes(self) -> Iterator[int | None]:
         """On which some wait to start, as their environments live there; None if some may go anywhere."""
         return iter(self._nodes)

@@ -22,6 +22,7 @@ from arl_tangram.streaming import OutputEvent
 from arl_tangram.trees import AsyncTrees, Trees
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment
+from arl_wire.explain import ActionExplanation
 from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import ChangeNode, Node, NodeList
 from arl_wire.traces import ActionTrace
@@ -98,6 +99,10 @@ class Tangram(Trees, Rewards, Shares):
     def trace(self, id: UUID) -> ActionTrace:
         """Where its time went, in any state."""
         return self._run(tracing.trace(id, patience_s=self._patience_s))
+
+    def explain(self, id: UUID) -> ActionExplanation:
+        """Why it waits; or what it holds or held, and when."""
+        return self._run(tracing.explain(id, patience_s=self._patience_s))
 
     def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
@@ -247,6 +252,9 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
 
     async def trace(self, id: UUID) -> ActionTrace:
         return await self._run(tracing.trace(id, patience_s=self._patience_s))
+
+    async def explain(self, id: UUID) -> ActionExplanation:
+        return await self._run(tracing.explain(id, patience_s=self._patience_s))
 
     async def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None

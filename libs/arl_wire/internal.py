@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import Problem
+from arl_wire.explain import WaitExplanation
 
 __all__ = [
     "AdmitAnswer",
@@ -21,6 +22,8 @@ __all__ = [
     "ChangeQueueWish",
     "DeleteSnapshotWish",
     "EndTrajectoryWish",
+    "ExplainAnswer",
+    "ExplainAsk",
     "FenceBody",
     "FreedHint",
     "GrantBatch",
@@ -267,3 +270,16 @@ class WishAnswer(BaseModel):
     """How many rows the wish reached."""
 
     count: int
+
+
+class ExplainAsk(BaseModel):
+    """Why does this queued action not run?"""
+
+    id: UUID
+
+
+class ExplainAnswer(BaseModel):
+    """`wait` without the name of the node, which the gateway knows."""
+
+    node: int | None = None
+    wait: WaitExplanation

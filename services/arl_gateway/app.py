@@ -13,6 +13,8 @@ from arl_gateway.auth import Keys
 from arl_gateway.document import describe
 from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
+from arl_gateway.explain_routes import router as explain_router
+from arl_gateway.explanations import Explanations
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.live import ASK_S, Live
 from arl_gateway.live_routes import router as live_router
@@ -43,7 +45,7 @@ __all__ = ["build"]
 
 ROUTERS = (
     *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, reward_router),
-    *(trace_router, admin, node_router, project_router),
+    *(trace_router, explain_router, admin, node_router, project_router),
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
@@ -74,6 +76,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.environments = environments
         app.state.live = live
         app.state.traces = Traces(store)
+        app.state.explanations = Explanations(store, actions, peers, scheduler_url=settings.scheduler_url)
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store)

@@ -100,7 +100,13 @@ def _written() -> str:
     from arl_gateway.app import build
     from arl_gateway.settings import GatewaySettings
 
-    unused = {"port": 1, "database_url": "postgresql://", "service_token": "-" * 16, "admission_url": "http://"}
+    unused = {
+        "port": 1,
+        "database_url": "postgresql://",
+        "service_token": "-" * 16,
+        "admission_url": "http://",
+        "scheduler_url": "http://",
+    }
     app = build(GatewaySettings.model_validate(unused))
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
 

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["list_nodes", "node_named"]
+__all__ = ["list_nodes", "name_of", "node_named"]
 
 NODE_TTL_S = 10.0
 
@@ -31,6 +31,8 @@ LIST_NODES = text(_NODE + " order by nodes.name")
 
 NODE_NAMED = text(_NODE + " where nodes.name = :name")
 
+NAME_OF = text("select name from nodes where id = :id")
+
 
 async def list_nodes(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(LIST_NODES, {"ttl_s": NODE_TTL_S})
@@ -38,3 +40,8 @@ async def list_nodes(tx: ReadTx) -> Sequence[Row]:
 
 async def node_named(tx: ReadTx, name: str) -> Row | None:
     return await tx.first(NODE_NAMED, {"ttl_s": NODE_TTL_S, "name": name})
+
+
+async def name_of(tx: ReadTx, node: int) -> str | None:
+    row = await tx.first(NAME_OF, {"id": node})
+    return row.name if row is not None else None

@@ -7,6 +7,7 @@ __all__ = ["GatewaySettings"]
 
 class GatewaySettings(ServiceSettings):
     admission_url: str
+    scheduler_url: str = Field(description="Asked why actions wait; nothing else depends on it")
     key_cache_s: float = Field(default=10.0, ge=0, description="How long a revoked key may still be taken")
     max_body_mib: int = Field(default=64, ge=1, le=1024)
     max_archive_mib: int = Field(default=1024, ge=1, le=1 << 20, description="Of an environment's files, either way")

@@ -10,8 +10,9 @@ from arl_kit.app import VERSION, create_app, metrics_of
 from arl_kit.hops import Hops
 from arl_kit.otlp import Collector, OtlpSettings, Sampler
 from arl_kit.peers import Peers
+from arl_scheduler.explaining import Explaining
 from arl_scheduler.rounds import Rounds
-from arl_scheduler.routes import add_hops
+from arl_scheduler.routes import add_hops, add_questions
 from arl_scheduler.settings import SchedulerSettings
 from arl_scheduler.traces import Traces
 from arl_store.tx import open_store
@@ -62,5 +63,7 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     )
     hops = Hops(settings, "admission", "cpu", "gpu")
     add_hops(hops, rounds.mailbox)
-    app.router.routes.extend(hops.routes)
+    questions = Hops(settings, "gateway")
+    add_questions(questions, Explaining(rounds, policy))
+    app.router.routes.extend([*hops.routes, *questions.routes])
     return app

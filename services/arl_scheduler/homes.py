@@ -1,13 +1,13 @@
 """What the index remembers of an environment and of a grant."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Running, TrajectoryName
+from arl_core.model import ActionClass, Amounts, Environment, Running, TrajectoryName, Waiting
 
-__all__ = ["Hold", "Home", "HomesByNode", "Name"]
+__all__ = ["Hold", "Home", "HomesByNode", "Name", "Standing"]
 
 Name = TrajectoryName
 
@@ -37,6 +37,27 @@ class Home:
     """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
     offered: tuple[UUID, UUID, int | None] | None = None
     """The candidate, with the environment and node it was offered for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A queued action and what keeps it from being a candidate."""
+
+    action: Waiting
+    """With its environment, if it has one."""
+    paused: bool
+    is_next: bool
+    """Its environment is free, and its turn; always so of one without."""
+    before: int
+    """Actions that its environment runs or that come first in it."""
+
+    @classmethod
+    def of(cls, action: Waiting, home: Home | None, *, paused: bool) -> "Standing":
+        if home is None:
+            return cls(action, paused, is_next=True, before=0)
+        is_next = home.offered is not None and home.offered[0] == action.id
+        before = home.line.index(action.id) + int(home.busy is not None)
+        return cls(replace(action, environment=Environment(id=home.id, node=home.node)), paused, is_next, before)
 
 
 class HomesByNode:

@@ -21,7 +21,7 @@ from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
-from arl_scheduler.homes import Hold, Home, HomesByNode, Name
+from arl_scheduler.homes import Hold, Home, HomesByNode, Name, Standing
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_wire.internal import QueuedAction
 
@@ -178,6 +178,12 @@ class Index:
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
         self.holds.running.calm()
         return plan
+
+    def standing(self, action_id: UUID) -> Standing | None:
+        """Of a queued action; None where none is known by this id."""
+        action, name = self._queued.get(action_id), self._home_of.get(action_id)
+        home = self._homes[name] if name is not None else None
+        return Standing.of(action, home, paused=action.task in self._paused) if action is not None else None
 
     def is_live(self, environment: UUID | None, name: Name | None) -> bool:
         """False only for an environment that is known to be gone."""

@@ -15,6 +15,7 @@ from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
+from arl_core.snapshot import Snapshot
 from arl_core.states import Outcome, State
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
@@ -96,6 +97,14 @@ class Rounds:
         with contextlib.suppress(Exception):
             await self.learning.keep(self.leadership, at_once=True)
         await self.leadership.resign()
+
+    def view(self) -> tuple[Index, Snapshot] | None:
+        """What a round would look at now; None of a scheduler that does not lead, or has not read everything yet."""
+        index, ttl_s = self._index, self._settings.node_ttl_s
+        if index is None or self.leadership.term is None:
+            return None
+        times = {"now": self._database_now(), "watching_since": self._watching_since}
+        return index, index.snapshot(silent_after_s=ttl_s, **times)
 
     async def _forever(self) -> None:
         while True:

@@ -1,12 +1,13 @@
-"""Hints for the leader."""
+"""Hints for the leader, and what it is asked."""
 
 from arl_core.fence import Fence
 from arl_kit.hops import Hops
 from arl_scheduler.estimate_rows import Run
+from arl_scheduler.explaining import Explaining
 from arl_scheduler.mailbox import Mailbox
-from arl_wire.internal import AdmittedHint, FreedHint
+from arl_wire.internal import AdmittedHint, ExplainAsk, FreedHint
 
-__all__ = ["add_hops"]
+__all__ = ["add_hops", "add_questions"]
 
 
 def add_hops(hops: Hops, mailbox: Mailbox) -> None:
@@ -23,3 +24,7 @@ def add_hops(hops: Hops, mailbox: Mailbox) -> None:
 
     hops.add("/internal/admitted", AdmittedHint, admitted)
     hops.add("/internal/freed", FreedHint, freed)
+
+
+def add_questions(hops: Hops, explaining: Explaining) -> None:
+    hops.add("/internal/explain", ExplainAsk, explaining.explain)

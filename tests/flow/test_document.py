@@ -39,7 +39,11 @@ LONGEST_WAIT_S = 0.05
 
 def the_document() -> dict[str, Any]:
     gateway = GatewaySettings(
-        port=1, database_url="postgresql://nobody", service_token="t" * 16, admission_url="http://nobody"
+        port=1,
+        database_url="postgresql://nobody",
+        service_token="t" * 16,
+        admission_url="http://nobody",
+        scheduler_url="http://nobody",
     )
     return build(gateway).openapi()
 
@@ -67,6 +71,7 @@ async def known(system: System) -> dict[str, dict[str, str]]:
         key = (await api.post("/v1/admin/keys", json={})).json()
     return {
         "/v1/actions/{id}": {"id": action["id"]},
+        "/v1/actions/{id}/explain": {"id": action["id"]},
         "/v1/actions/{id}/output": {"id": action["id"]},
         "/v1/actions/{id}/input": {"id": action["id"]},
         "/v1/trajectories/{trajectory}": {"trajectory": "known"},

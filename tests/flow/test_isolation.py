@@ -32,7 +32,11 @@ OF_THE_INSTALLATION = {
 
 def the_document() -> dict[str, Any]:
     settings = GatewaySettings(
-        port=1, database_url="postgresql://nobody", service_token="t" * 16, admission_url="http://nobody"
+        port=1,
+        database_url="postgresql://nobody",
+        service_token="t" * 16,
+        admission_url="http://nobody",
+        scheduler_url="http://nobody",
     )
     return build(settings).openapi()
 

@@ -26,6 +26,7 @@ async def app(shared: str) -> AsyncIterator[FastAPI]:
         database_url=role_url(shared, "gateway", PASSWORDS["gateway"]),
         service_token="t" * 16,
         admission_url="http://127.0.0.1:9",
+        scheduler_url="http://127.0.0.1:9",
     )
     app = build(settings)
     async with app.router.lifespan_context(app):

@@ -42,6 +42,7 @@ async def app(shared: str) -> AsyncIterator[FastAPI]:
         database_url=role_url(shared, "gateway", PASSWORDS["gateway"]),
         service_token="t" * 16,
         admission_url="http://127.0.0.1:9",
+        scheduler_url="http://127.0.0.1:9",
         max_body_mib=1,
     )
     app = build(settings)

@@ -48,6 +48,7 @@ async def a_gateway(owner_url: str, **changed: Any) -> AsyncIterator[FastAPI]:
         database_url=role_url(owner_url, "gateway", PASSWORDS["gateway"]),
         service_token="t" * 16,
         admission_url="http://127.0.0.1:9",
+        scheduler_url="http://127.0.0.1:9",
         **changed,
     )
     app = build(settings)

@@ -142,7 +142,12 @@ def client_of(app: Any) -> httpx.AsyncClient:
 def settings_of(owner_url: str, **changed: Any) -> GatewaySettings:
     url = role_url(owner_url, "gateway", PASSWORDS["gateway"])
     return GatewaySettings(
-        port=1, database_url=url, service_token="t" * 16, admission_url="http://127.0.0.1:9", **changed
+        port=1,
+        database_url=url,
+        service_token="t" * 16,
+        admission_url="http://127.0.0.1:9",
+        scheduler_url="http://127.0.0.1:9",
+        **changed,
     )
 
 

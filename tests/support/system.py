@@ -26,7 +26,7 @@ API_KEY = "tk_0123456789abcdef0123456789abcdef"
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
 ACCEPT = {
     "admission": ("gateway",),
-    "scheduler": ("admission", "cpu", "gpu"),
+    "scheduler": ("gateway", "admission", "cpu", "gpu"),
     "cpu": ("scheduler", "gateway"),
     "gpu": ("scheduler",),
     "gateway": (),

@@ -16,7 +16,11 @@ from arl_gateway.settings import GatewaySettings
 
 COMMITTED = Path(__file__).parents[2] / "openapi" / "gateway.json"
 SETTINGS = GatewaySettings(
-    port=1, database_url="postgresql://nobody", service_token="t" * 16, admission_url="http://nobody"
+    port=1,
+    database_url="postgresql://nobody",
+    service_token="t" * 16,
+    admission_url="http://nobody",
+    scheduler_url="http://nobody",
 )
 DOCUMENT: dict[str, Any] = build(SETTINGS).openapi()
 OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}

@@ -12,7 +12,8 @@ from arl_kit.settings import load
 def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("database_url", "postgresql://file"), ("service_token", "f" * 16), ("accept", '{"a": "b"}')):
         (tmp_path / f"tangram_{name}").write_text(value)
-    for name, value in (("PORT", "1"), ("ADMISSION_URL", "http://a"), ("DATABASE_URL", "postgresql://environment")):
+    needed = {"PORT": "1", "ADMISSION_URL": "http://a", "SCHEDULER_URL": "http://s"}
+    for name, value in (needed | {"DATABASE_URL": "postgresql://environment"}).items():
         monkeypatch.setenv(f"TANGRAM_{name}", value)
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     settings = load(GatewaySettings)

@@ -22,7 +22,7 @@ LAUNCHER_NO_SANDBOX = 3
 
 CALLERS = {
     "admission": ("gateway",),
-    "scheduler": ("admission", "cpu", "gpu"),
+    "scheduler": ("gateway", "admission", "cpu", "gpu"),
     "cpu": ("scheduler", "gateway"),
     "gpu": ("scheduler",),
     "gateway": (),
@@ -132,7 +132,10 @@ class Plan:
 
     def _only_for(self, name: str) -> dict[str, str]:
         if name == "gateway":
-            return {"TANGRAM_ADMISSION_URL": self.endpoints["admission"]}
+            return {
+                "TANGRAM_ADMISSION_URL": self.endpoints["admission"],
+                "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
+            }
         if name == "admission":
             return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"]}
         if name == "gpu":

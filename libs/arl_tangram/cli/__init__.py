@@ -15,6 +15,7 @@ from arl_tangram.cli import (
     demo,
     doctor,
     environments,
+    explain,
     keys,
     lifecycle,
     logs,
@@ -39,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(lifecycle, top, logs, doctor, audit, actions, trace, scores, environments),
+    *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, environments),
     *(keys, queues, projects, nodes, templates, demo, bench, simulate),
 )
 for module in COMMANDS:

@@ -1,0 +1,111 @@
+"""`explain`: why an action waits, in sentences."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from arl_core.rules import Basis, Rule
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import Format, FormatOption, stdout
+from arl_tangram.cli.state import DirOption
+from arl_wire.explain import ActionExplanation, Ahead, WaitExplanation
+
+__all__ = ["register", "sentences"]
+
+RULES = {
+    Rule.QUEUE_PAUSED: "The queue of its task is paused: nothing of it starts until it is resumed.",
+    Rule.ENVIRONMENT_BUSY: "Its environment is busy with others that come first, or is ending.",
+    Rule.STARTS_NEXT_ROUND: "It starts in the next round.",
+    Rule.NO_NODE_FITS: "No node there is could ever run it.",
+    Rule.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
+    Rule.WAITS_BEHIND_PRIORITY: "Actions of a higher priority go first.",
+    Rule.WAITS_IN_ORDER: "Others of its task and priority go first.",
+    Rule.WAITS_BEHIND_FAIR_SHARE: "It is the first of its task; tasks that had less than theirs go first.",
+    Rule.WAITS_FOR_CAPACITY: "Nobody goes before it; too little is free.",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(explain)
+
+
+def explain(
+    directory: DirOption,
+    id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Say why an action waits: what it lacks, who goes first, what is expected of it."""
+    with connected(directory) as tangram:
+        found = tangram.explain(id)
+    if output is Format.JSON:
+        sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+        return
+    for sentence in sentences(found):
+        stdout.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def sentences(found: ActionExplanation) -> Iterator[str]:
+    """What is known of it, the most important first."""
+    if found.wait is None:
+        yield from _granted(found)
+        return
+    yield f"Queued: {found.wait.rule}. {RULES[found.wait.rule]}"
+    yield from _lacking(found.wait)
+    yield from _before(found.wait)
+    yield from _expected(found.wait)
+
+
+def _granted(found: ActionExplanation) -> Iterator[str]:
+    reason = f" ({found.reason})" if found.reason else ""
+    yield f"{found.state.capitalize()}{f': {found.outcome}{reason}' if found.outcome else ''}."
+    if found.node is not None:
+        amounts = ", ".join(f"{amount} {name}" for name, amount in (found.amounts or {}).items())
+        yield f"Granted on {found.node}: {amounts or 'nothing'}."
+    times = found.times
+    if times.queue_s is not None:
+        ran = f", ran {times.run_s:.3f} s" if times.run_s is not None else ""
+        yield f"It waited {times.queue_s:.3f} s{ran}."
+
+
+def _lacking(wait: WaitExplanation) -> Iterator[str]:
+    where = f"On {wait.node}" if wait.node is not None else "At best"
+    for each in wait.lacks:
+        yield f"{where} it needs {each.needed} {each.resource}; {each.free} of {each.capacity} are free."
+    if wait.unenforced:
+        yield f"No node has {', '.join(wait.unenforced)}, which it requires."
+
+
+def _before(wait: WaitExplanation) -> Iterator[str]:
+    if wait.ahead_in_environment:
+        yield f"{wait.ahead_in_environment} come before it in its environment."
+    if wait.ahead is not None:
+        yield _counted(wait.ahead)
+    yield (
+        f"It counts as submitted at {wait.counts_from.isoformat(timespec='seconds')}, {wait.lead_s:g} s behind shorter"
+        f" ones. Its task's part is {100 * wait.part:.1f} %; it had {wait.debt_s:g} s of all nodes more than the least."
+    )
+
+
+def _counted(ahead: Ahead) -> str:
+    least = "At least " if ahead.at_least else ""
+    return (
+        f"{least}{ahead.priority} of a higher priority, {ahead.in_task} of its task"
+        f" and {ahead.other_tasks} of others go first."
+    )
+
+
+def _expected(wait: WaitExplanation) -> Iterator[str]:
+    basis = {
+        Basis.LEARNT: f"learnt from {wait.runs} runs like it",
+        Basis.POOLED: "by runs of classes like it; none of its own was seen",
+        Basis.DECLARED: "by what was declared and an assumption; nothing like it was seen",
+    }[wait.basis]
+    of = f" with {wait.narrowest.amount} {wait.resource}" if wait.resource else ""
+    wider = f", {wait.widest.seconds:.3g} s with {wait.widest.amount}" if wait.widest != wait.narrowest else ""
+    yield f"Expected to run {wait.narrowest.seconds:.3g} s{of}{wider} ({basis})."
+    if wait.backlog_s is not None:
+        yield f"All that runs and waits on {wait.node} is {wait.backlog_s:.3g} s of work for it."

@@ -1,0 +1,92 @@
+"""Why an action waits, or what became of it: `GET /v1/actions/{id}/explain`."""
+
+from datetime import datetime
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from arl_core.rules import Basis, Rule
+from arl_core.states import Outcome, State
+from arl_wire.actions import Times
+
+__all__ = ["ActionExplanation", "Ahead", "ExpectedRun", "Lack", "WaitExplanation"]
+
+
+class Lack(BaseModel):
+    """A resource of which its node has too little free."""
+
+    resource: str
+    needed: int
+    free: int
+    capacity: int
+
+
+class Ahead(BaseModel):
+    """Of those that could use what it needs: how many come before it, were each given its smallest amounts."""
+
+    priority: int = Field(description="Because their priority is higher")
+    in_task: int = Field(description="Others of its task")
+    other_tasks: int = Field(description="Of other tasks, by fair shares")
+    at_least: bool = Field(description="These are as many as are counted, and there are more")
+
+
+class ExpectedRun(BaseModel):
+    """How long it is expected to run with so much of `resource`."""
+
+    amount: int
+    seconds: float
+
+
+class WaitExplanation(BaseModel):
+    """Of a queued action, as the scheduler sees it now."""
+
+    rule: Rule = Field(
+        description="What decides: `queue_paused`; `environment_busy`; `starts_next_round`; `no_node_fits`, ever;"
+        " `postponed_for_more_cores`: it fits, and ends sooner if it waits; `waits_behind_priority`; `waits_in_order`"
+        " of its task; `waits_behind_fair_share`: tasks that had less go first; `waits_for_capacity`: nobody goes first"
+    )
+    node: str | None = Field(
+        default=None,
+        description="Where its environment lives, else the node that lacks least; absent where none could ever run it",
+    )
+    lacks: list[Lack] = Field(description="What is missing there; or against the capacity of the largest, if none fits")
+    unenforced: list[str] = Field(description="What it requires and no node has")
+    ahead: Ahead | None = Field(
+        default=None, description="Absent while its queue is paused or others come first in its environment"
+    )
+    ahead_in_environment: int | None = Field(
+        default=None, description="Actions that its environment runs, or that come before it there"
+    )
+    counts_from: datetime = Field(description="When it counts as submitted: earlier if its trajectory began earlier")
+    lead_s: float = Field(description="How far behind shorter ones of its task it goes, for its length and width")
+    debt_s: float = Field(
+        description="Seconds of all nodes that its task had more than the one, of those that wait, that had least"
+    )
+    part: float = Field(description="Of its task by weight, beside the tasks that wait too; 0 to 1")
+    resource: str | None = Field(default=None, description="What `amount` below is of, in `cpu_milli` for instance")
+    narrowest: ExpectedRun
+    widest: ExpectedRun
+    basis: Basis = Field(
+        description="What `seconds` rest on: `learnt` of its class, `pooled` of classes like it, `declared` and assumed"
+    )
+    runs: int = Field(description="Of its class, that were learnt from")
+    backlog_s: float | None = Field(
+        default=None, description="Until all that runs and waits were done on `node`, were it spread evenly"
+    )
+
+
+class ActionExplanation(BaseModel):
+    """`wait` of a queued action; what it holds or held, and when, of any other."""
+
+    id: UUID
+    state: State
+    outcome: Outcome | None = None
+    reason: str | None = None
+    node: str | None = Field(default=None, description="Where it was granted")
+    amounts: dict[str, int] | None = Field(default=None, description="What it holds, or held")
+    created_at: datetime
+    granted_at: datetime | None = None
+    started_at: datetime | None = None
+    settled_at: datetime | None = None
+    times: Times
+    wait: WaitExplanation | None = None

@@ -1,0 +1,66 @@
+"""Why an action waits, by the scheduler; what it holds or held, from its row."""
+
+from uuid import UUID
+
+from arl_core.states import State
+from arl_gateway import node_rows
+from arl_gateway.auth import Caller
+from arl_gateway.service import Actions
+from arl_kit.peers import Peers
+from arl_store.tx import Store
+from arl_wire.actions import Action
+from arl_wire.errors import NotFound, Unavailable
+from arl_wire.explain import ActionExplanation, WaitExplanation
+from arl_wire.internal import ExplainAnswer, ExplainAsk
+
+__all__ = ["Explanations"]
+
+
+class Explanations:
+    def __init__(self, store: Store, actions: Actions, peers: Peers, *, scheduler_url: str) -> None:
+        self._store = store
+        self._actions = actions
+        self._peers = peers
+        self._scheduler_url = scheduler_url
+
+    async def get(self, id: UUID, caller: Caller) -> ActionExplanation:
+        """Of any action of the caller's project. Only for a queued one is the scheduler asked."""
+        action = await self._actions.get(id, caller)
+        if action.state is not State.QUEUED:
+            return _explanation_of(action)
+        wait = await self._wait(id)
+        if wait is not None:
+            return _explanation_of(action, wait)
+        action = await self._actions.get(id, caller)
+        if action.state is State.QUEUED:
+            raise Unavailable("the scheduler has not read this action yet; try again", retry_after_s=1)
+        return _explanation_of(action)
+
+    async def _wait(self, id: UUID) -> WaitExplanation | None:
+        """None where the scheduler knows no such action, or none that is queued."""
+        try:
+            content = await self._peers.call(f"{self._scheduler_url}/internal/explain", ExplainAsk(id=id))
+        except NotFound:
+            return None
+        answer = ExplainAnswer.model_validate_json(content)
+        if answer.node is None:
+            return answer.wait
+        async with self._store.read() as tx:
+            return answer.wait.model_copy(update={"node": await node_rows.name_of(tx, answer.node)})
+
+
+def _explanation_of(action: Action, wait: WaitExplanation | None = None) -> ActionExplanation:
+    return ActionExplanation(
+        id=action.id,
+        state=action.state,
+        outcome=action.outcome,
+        reason=action.reason,
+        node=action.node,
+        amounts=action.amounts,
+        created_at=action.created_at,
+        granted_at=action.granted_at,
+        started_at=action.started_at,
+        settled_at=action.settled_at,
+        times=action.times,
+        wait=wait,
+    )

@@ -1,0 +1,121 @@
+"""Why an action waits, asked of the whole system: one simulated node with one core."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest_asyncio
+
+from arl_tangram.cli.explain import sentences
+from arl_wire.explain import ActionExplanation
+from support.conditions import eventually
+from support.postgres import Databases
+from support.system import System, running_system
+
+LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 1}}
+AT_HOME = {"trajectory": "x", "environment": {"scope": "trajectory"}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, cores=1) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def busy(api: httpx.AsyncClient) -> AsyncIterator[str]:
+    """What has the core, in an environment of its own; nothing is left of it or of what waits behind it."""
+    id = await submit(api, **AT_HOME)
+    await eventually(lambda: is_running(api, id))
+    yield id
+    for action in (await api.get("/v1/actions")).json()["items"]:
+        await api.delete(f"/v1/actions/{action['id']}")
+    assert (await api.get(f"/v1/actions/{id}", params={"wait": 20})).json()["state"] == "settled"
+
+
+async def submit(api: httpx.AsyncClient, **changed: Any) -> str:
+    return str((await api.post("/v1/actions", json=LONG | changed)).json()["id"])
+
+
+async def is_running(api: httpx.AsyncClient, id: str) -> bool:
+    return bool((await api.get(f"/v1/actions/{id}")).json()["state"] == "running")
+
+
+async def explained(api: httpx.AsyncClient, id: str, rule: str | None = None) -> dict[str, Any]:
+    """Asked again until that rule holds: what others do comes to the scheduler a moment later."""
+    found: dict[str, Any] = {}
+
+    async def holds() -> bool:
+        nonlocal found
+        answer = await api.get(f"/v1/actions/{id}/explain")
+        if answer.status_code == 503:
+            return False
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        return rule is None or found.get("wait", {}).get("rule") == rule
+
+    await eventually(holds)
+    return found
+
+
+async def test_one_that_waits_for_the_core_says_so_and_who_goes_first(api: httpx.AsyncClient, busy: str) -> None:
+    first, second = await submit(api), await submit(api)
+    wait = (await explained(api, first, "waits_for_capacity"))["wait"]
+    (lack,) = wait["lacks"]
+    assert lack == {"resource": "cpu_milli", "needed": 1000, "free": 0, "capacity": 1000}
+    assert wait["node"] == (await api.get(f"/v1/actions/{busy}")).json()["node"]
+    assert wait["ahead"] == {"priority": 0, "in_task": 0, "other_tasks": 0, "at_least": False}
+    assert (wait["basis"], wait["runs"], wait["part"]) == ("declared", 0, 1.0)
+    behind = (await explained(api, second, "waits_in_order"))["wait"]
+    assert behind["ahead"]["in_task"] == 1
+    urgent = await submit(api, priority=1)
+    await explained(api, urgent, "waits_for_capacity")
+    assert (await explained(api, first, "waits_behind_priority"))["wait"]["ahead"]["priority"] == 1
+
+
+async def test_one_whose_environment_is_busy_says_how_many_come_before_it(api: httpx.AsyncClient, busy: str) -> None:
+    await submit(api, **AT_HOME)
+    last = await submit(api, **AT_HOME)
+    wait = (await explained(api, last, "environment_busy"))["wait"]
+    assert wait["ahead_in_environment"] == 2
+    assert "ahead" not in wait
+
+
+async def test_one_of_a_paused_queue_says_so_until_it_is_resumed(api: httpx.AsyncClient, busy: str) -> None:
+    id = await submit(api, task="halted")
+    await api.patch("/v1/admin/queues/halted", json={"paused": True})
+    await explained(api, id, "queue_paused")
+    await api.patch("/v1/admin/queues/halted", json={"paused": False})
+    await explained(api, id, "waits_for_capacity")
+
+
+async def test_another_token_than_the_gateways_asks_in_vain(system: System, api: httpx.AsyncClient, busy: str) -> None:
+    headers = {"authorization": f"Bearer {system.token('cpu')}"}
+    async with httpx.AsyncClient(base_url=system.url_of("scheduler"), headers=headers) as cpu:
+        assert (await cpu.post("/internal/explain", json={"id": busy})).status_code == 401
+
+
+async def test_the_command_line_says_it_in_sentences(api: httpx.AsyncClient, busy: str) -> None:
+    waiting = await explained(api, await submit(api), "waits_for_capacity")
+    said = list(sentences(ActionExplanation.model_validate(waiting)))
+    assert said[0] == "Queued: waits_for_capacity. Nobody goes before it; too little is free."
+    assert said[1].endswith("it needs 1000 cpu_milli; 0 of 1000 are free.")
+    holding = list(sentences(ActionExplanation.model_validate(await explained(api, busy))))
+    assert holding[0] == "Running."
+    assert "1000 cpu_milli" in holding[1]
+
+
+async def test_what_was_granted_says_what_it_holds_without_the_scheduler(
+    system: System, api: httpx.AsyncClient, busy: str
+) -> None:
+    system.kill("scheduler")
+    try:
+        found = await explained(api, busy)
+        assert (found["state"], found["amounts"]["cpu_milli"], "wait" in found) == ("running", 1000, False)
+        assert found["granted_at"] <= found["started_at"]
+        waiting = await submit(api)
+        assert (await api.get(f"/v1/actions/{waiting}/explain")).status_code == 503
+    finally:
+        await system.start("scheduler")

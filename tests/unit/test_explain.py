@@ -1,0 +1,188 @@
+"""Why an action waits: the rule that is named is the one that decides, and those said to go first do."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from arl_core.curves import Curves
+from arl_core.elasticity import Amdahl
+from arl_core.estimates import Estimates
+from arl_core.explain import LOOKED_AT, Ahead, Explanation, Lack, explain
+from arl_core.fairness import Shares
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
+from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.rules import Basis, Rule
+from arl_core.snapshot import Snapshot
+from arl_core.spar import Spar
+from support.builders import a_pool, a_snapshot, an_action, numbered
+
+NOW = 1000.0
+SPAR = Spar()
+BUSY = a_pool(cpu_milli=2000, free={"cpu_milli": 0})
+
+
+def fixed(key: int = 1, cores: int = 1) -> ActionClass:
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+
+
+def elastic(key: int, *, most: int, fraction: float = 1.0) -> ActionClass:
+    amounts = tuple(range(1000, 1000 * most + 1, 1000))
+    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(fraction)))
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+
+
+def of_task(task: int, number: int, *, priority: int = 0, submitted: float = NOW) -> Waiting:
+    return replace(an_action(number, cls=fixed(), submitted=submitted, priority=priority), task=task)
+
+
+def learnt(**seconds: float) -> Curves:
+    estimates = Estimates()
+    for name, run_s in seconds.items():
+        for _ in range(5):
+            estimates.observe(fixed(int(name.removeprefix("c"))), amount=1000, run_s=run_s)
+    curves = Curves(estimates)
+    curves.now = NOW
+    return curves
+
+
+def explained(
+    queued: Sequence[Waiting], *pools: Pool, policy: Policy = SPAR, curves: Curves | None = None,
+    running: Sequence[Running] = (), shares: Shares | None = None,
+) -> Explanation:  # fmt: skip
+    """Of the last of these."""
+    snapshot = a_snapshot(queued=queued, pools=pools, running=running)
+    snapshot = replace(snapshot, curves=curves or learnt(), shares=shares or Shares())
+    return explain(snapshot, queued[-1], policy)
+
+
+class TestRule:
+    def test_what_a_round_would_grant_starts(self) -> None:
+        found = explained([of_task(1, 1)], a_pool())
+        assert (found.rule, found.lacks, found.ahead) == (Rule.STARTS_NEXT_ROUND, (), Ahead())
+
+    def test_nobody_before_it_and_nothing_free_is_capacity(self) -> None:
+        found = explained([of_task(1, 1)], BUSY)
+        assert (found.rule, found.node) == (Rule.WAITS_FOR_CAPACITY, 1)
+        assert found.lacks == (Lack("cpu_milli", needed=1000, free=0, capacity=2000),)
+
+    def test_more_than_any_node_has_never_fits(self) -> None:
+        found = explained([an_action(1, cls=fixed(cores=8))], a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=4000))
+        assert (found.rule, found.node) == (Rule.NO_NODE_FITS, None)
+        assert found.lacks == (Lack("cpu_milli", needed=8000, free=4000, capacity=4000),)
+
+    def test_what_no_node_enforces_is_named(self) -> None:
+        cls = replace(fixed(), requires=frozenset({"limit:memory", "limit:cpu"}))
+        found = explained([an_action(1, cls=cls)], replace(a_pool(), enforces=frozenset({"limit:cpu"})))
+        assert (found.rule, found.unenforced) == (Rule.NO_NODE_FITS, {"limit:memory"})
+
+    def test_a_closed_node_is_no_reason_to_give_up(self) -> None:
+        assert explained([of_task(1, 1)], a_pool(accepting=False)).rule is Rule.WAITS_FOR_CAPACITY
+
+    def test_a_higher_priority_goes_first(self) -> None:
+        found = explained([of_task(1, 1, priority=1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)], BUSY)
+        assert (found.rule, found.ahead) == (Rule.WAITS_BEHIND_PRIORITY, Ahead(priority=1, in_task=1))
+
+    def test_others_of_its_task_that_came_before_go_first(self) -> None:
+        found = explained([of_task(1, 1), of_task(1, 2, submitted=NOW + 1)], BUSY)
+        assert (found.rule, found.ahead) == (Rule.WAITS_IN_ORDER, Ahead(in_task=1))
+
+    def test_a_task_that_had_more_goes_after_the_others(self) -> None:
+        shares = Shares()
+        for task in (1, 2):
+            shares.begin(task)
+        shares.expect(1, 5.0)
+        found = explained([of_task(2, 1), of_task(2, 2), of_task(1, 3, submitted=0.0)], BUSY, shares=shares)
+        assert found.rule is Rule.WAITS_BEHIND_FAIR_SHARE
+        assert (found.ahead, found.debt_s, found.part) == (Ahead(other_tasks=2), 5.0, 0.5)
+
+    def test_one_that_waits_for_cores_that_are_nearly_free_is_postponed(self) -> None:
+        others = Running(
+            fence=Fence(numbered(1), 1), cls=fixed(2, 3), node=1, amounts={"cpu_milli": 3000}, granted=NOW - 9.5,
+            task=1, started=NOW - 9.5, since=NOW - 9.5,
+        )  # fmt: skip
+        action = an_action(9, cls=elastic(1, most=4), submitted=NOW)
+        pool = a_pool(cpu_milli=4000, free={"cpu_milli": 1000})
+        rules = [
+            explained([action], pool, running=[others], curves=learnt(c1=40.0, c2=rest)).rule for rest in (10.0, 100.0)
+        ]
+        assert rules == [Rule.POSTPONED_FOR_MORE_CORES, Rule.STARTS_NEXT_ROUND]
+
+    def test_what_others_get_in_the_same_round_is_not_free_for_it(self) -> None:
+        queued = [of_task(1, 1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)]
+        assert explained(queued, a_pool(cpu_milli=2000)).rule is Rule.WAITS_IN_ORDER
+
+    def test_one_beyond_the_limit_of_a_round_starts_soon(self) -> None:
+        queued = [of_task(1, 1), of_task(1, 2, submitted=NOW + 1)]
+        assert explained(queued, a_pool(cpu_milli=2000), policy=Spar(limit=1)).rule is Rule.STARTS_NEXT_ROUND
+
+    def test_in_order_of_arrival_tasks_do_not_count(self) -> None:
+        found = explained([of_task(2, 1), of_task(1, 2, submitted=NOW + 1)], BUSY, policy=FirstComeFirstServed())
+        assert (found.rule, found.lead_s) == (Rule.WAITS_IN_ORDER, 0.0)
+
+
+class TestAtHome:
+    def at_home(self, number: int, node: int) -> Waiting:
+        home = Environment(id=numbered(100 + number), node=node)
+        return an_action(number, cls=replace(fixed(), key=number), environment=home, submitted=NOW + number)
+
+    def test_only_its_node_counts_and_not_what_its_environment_holds(self) -> None:
+        pools = [a_pool(1, cpu_milli=2000, memory_mib=10), replace(BUSY, node=2)]
+        found = explained([self.at_home(1, node=2)], *pools)
+        assert (found.node, [lack.resource for lack in found.lacks]) == (2, ["cpu_milli"])
+
+    def test_those_that_live_elsewhere_are_not_before_it(self) -> None:
+        found = explained([self.at_home(1, node=1), self.at_home(2, node=2)], BUSY, replace(BUSY, node=2))
+        assert (found.rule, found.ahead) == (Rule.WAITS_FOR_CAPACITY, Ahead())
+
+
+class TestAhead:
+    def test_they_are_those_that_a_round_would_start_before_it(self) -> None:
+        """Whatever has been said to go first is granted where there is room for just so many."""
+        actions = [of_task(number % 3, number, priority=number % 2) for number in range(1, 40)]
+        actions = [replace(each, cls=fixed(1 + each.id.int % 4), submitted=NOW - each.id.int) for each in actions]
+        curves = learnt(c1=1.0, c2=5.0, c3=10.0, c4=60.0)
+        for action in actions:
+            found = explained([*actions, action], replace(BUSY, capacity={"cpu_milli": 40_000}), curves=curves).ahead
+            assert found is not None
+            first = found.priority + found.in_task + found.other_tasks
+            for room, starts in ((first, False), (first + 1, True)):
+                pool = a_pool(cpu_milli=40_000, free={"cpu_milli": 1000 * room})
+                snapshot = replace(a_snapshot(queued=actions, pools=[pool]), curves=curves)
+                grants = SPAR.plan(snapshot).grants
+                assert (action.id in {grant.fence.action_id for grant in grants}) is starts
+
+    def test_no_more_are_counted_than_somebody_can_wait_for(self) -> None:
+        queued = [of_task(1, number) for number in range(1, LOOKED_AT + 3)]
+        queued[-1] = of_task(1, LOOKED_AT + 3, submitted=NOW + 1)
+        found = explained(queued, BUSY)
+        assert (found.ahead, found.rule) == (Ahead(in_task=LOOKED_AT, at_least=True), Rule.WAITS_IN_ORDER)
+
+
+class TestExpectation:
+    @pytest.mark.parametrize(
+        ("key", "basis", "runs", "seconds"), [(1, Basis.LEARNT, 5, 4.0), (2, Basis.POOLED, 0, 4.0)]
+    )
+    def test_it_says_what_it_rests_on(self, key: int, basis: Basis, runs: int, seconds: float) -> None:
+        curves = learnt(c1=4.0)
+        curves.of(fixed(1))
+        found = explained([an_action(1, cls=fixed(key))], BUSY, curves=curves)
+        assert (found.basis, found.runs, found.narrowest.seconds) == (basis, runs, seconds)
+
+    def test_with_nothing_seen_it_is_what_was_declared(self) -> None:
+        found = explained([an_action(1, cls=elastic(1, most=4))], BUSY)
+        assert (found.basis, found.runs) == (Basis.DECLARED, 0)
+        assert [(width.amount, width.seconds) for width in (found.narrowest, found.widest)] == [(1000, 1), (4000, 0.25)]
+
+    def test_the_backlog_is_all_that_waits_and_runs_there(self) -> None:
+        curves = learnt(c1=6.0)
+        assert explained([of_task(1, 1), of_task(1, 2)], BUSY, curves=curves).backlog_s == pytest.approx(6.0)
+
+
+def test_explaining_changes_nothing() -> None:
+    queued = [of_task(1, number) for number in range(1, 6)]
+    snapshot: Snapshot = replace(a_snapshot(queued=queued, pools=[a_pool()]), curves=learnt())
+    before = SPAR.plan(snapshot)
+    explain(snapshot, queued[-1], SPAR)
+    assert SPAR.plan(snapshot) == before
