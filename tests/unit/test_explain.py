@@ -80,6 +80,9 @@ class TestRule:
     def test_a_closed_node_is_no_reason_to_give_up(self) -> None:
         assert explained([of_task(1, 1)], a_pool(accepting=False)).rule is Rule.WAITS_FOR_CAPACITY
 
+    def test_it_would_go_to_an_open_node_that_lacks_more(self) -> None:
+        assert explained([of_task(1, 1)], a_pool(1, accepting=False), replace(BUSY, node=2)).node == 2
+
     def test_a_higher_priority_goes_first(self) -> None:
         found = explained([of_task(1, 1, priority=1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)], BUSY)
         assert (found.rule, found.ahead) == (Rule.WAITS_BEHIND_PRIORITY, Ahead(priority=1, in_task=1))
@@ -128,8 +131,9 @@ class TestAtHome:
         return an_action(number, cls=replace(fixed(), key=number), environment=home, submitted=NOW + number)
 
     def test_only_its_node_counts_and_not_what_its_environment_holds(self) -> None:
-        pools = [a_pool(1, cpu_milli=2000, memory_mib=10), replace(BUSY, node=2)]
-        found = explained([self.at_home(1, node=2)], *pools)
+        cls = replace(fixed(), demand=Demand({"cpu_milli": 1000, "memory_mib": 100}))
+        full = a_pool(2, cpu_milli=2000, memory_mib=100, free={"cpu_milli": 0, "memory_mib": 0})
+        found = explained([replace(self.at_home(1, node=2), cls=cls)], a_pool(1, cpu_milli=2000, memory_mib=900), full)
         assert (found.node, [lack.resource for lack in found.lacks]) == (2, ["cpu_milli"])
 
     def test_those_that_live_elsewhere_are_not_before_it(self) -> None:

@@ -1,0 +1,30 @@
+"""Who explains why actions wait: the leader, from its index."""
+
+from uuid import uuid4
+
+import pytest
+
+from arl_core.plan import FirstComeFirstServed
+from arl_core.rules import Rule
+from arl_scheduler.explaining import Explaining
+from arl_wire.errors import NotFound, Unavailable
+from arl_wire.internal import ExplainAsk
+from support.conditions import eventually
+from support.rows import rows_in
+from support.scheduler import leading
+
+POLICY = FirstComeFirstServed()
+
+
+async def test_a_standby_says_to_try_again_and_the_leader_answers(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        await eventually(lambda: leader.view() is not None)
+        action = await rows.action()
+        async with leading(rows) as standby:
+            with pytest.raises(Unavailable, match="does not lead"):
+                await Explaining(standby, POLICY).explain(ExplainAsk(id=action))
+        await eventually(lambda: (view := leader.view()) is not None and view[0].standing(action) is not None)
+        answer = await Explaining(leader, POLICY).explain(ExplainAsk(id=action))
+        assert (answer.node, answer.wait.rule) == (None, Rule.NO_NODE_FITS)
+        with pytest.raises(NotFound):
+            await Explaining(leader, POLICY).explain(ExplainAsk(id=uuid4()))
