@@ -14,6 +14,11 @@ __all__ = ["AsDeclared", "Curve", "Curves", "Durations", "Width", "best_width", 
 FRESH_S = 1.0
 """What was learnt of a class counts after so long at the latest: a round asks for hundreds of classes."""
 
+KEPT_S = 10.0
+"""So long at most where nothing was: what is like it may have taught something."""
+CLASSES = 20_000
+"""That are kept."""
+
 _CORES, _PER_CORE = "cpu_milli", 1000
 _LEAST_S = 0.05
 
@@ -96,11 +101,16 @@ class Curves:
 
     def of(self, cls: ActionClass) -> Curve:
         known = self._known.get(cls.key)
-        if known is not None and (cls.key not in self._learnt or self.now - known[0] < FRESH_S):
-            return known[1]
+        if known is not None:
+            age_s = self.now - known[0]
+            if age_s < FRESH_S or (cls.key not in self._learnt and age_s < KEPT_S):
+                return known[1]
         curve = _curve(cls, self.durations)
+        self._known.pop(cls.key, None)
         self._known[cls.key] = (self.now, curve)
         self._learnt.discard(cls.key)
+        while len(self._known) > CLASSES:
+            del self._known[next(iter(self._known))]
         return curve
 
     def learnt(self, key: int) -> None:

@@ -117,6 +117,8 @@ class Estimates:
 
     def observe(self, cls: ActionClass, *, amount: int, run_s: float, cpu_s: float = 0.0, steady: bool = True) -> None:
         """An action ran to its own end, well or badly. What was killed says nothing and must not come here."""
+        if amount < 0 or run_s < 0:
+            return
         known = self._classes.get(cls.key)
         if known is None:
             known = self._classes[cls.key] = _Class()

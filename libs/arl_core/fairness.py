@@ -10,9 +10,13 @@ from heapq import heappop, heappush
 from uuid import UUID
 
 from arl_core.model import Amounts, Waiting
-from arl_core.waiting import Bucket, Walk
+from arl_core.waiting import Bucket, Walk, came
 
 __all__ = ["FairWalk", "QueueWeight", "Shares", "dominant_share", "total_amounts"]
+
+
+CREDIT_S = 10.0
+"""Of the whole cell, for a weight of 1: so much may a task be behind others before it stops counting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Shares:
     def __init__(self) -> None:
         self._virtual: dict[int, float] = {}
         self._expected: dict[int, float] = {}
+        self._served = 0.0
+        """What the one had that was granted something last, at most of all."""
         self._active: dict[int, int] = {}
         self._weights: Mapping[int, QueueWeight] = {}
         self._siblings: dict[int, float] = {}
@@ -58,13 +64,13 @@ class Shares:
             self._count(task, +1)
 
     def begin(self, task: int) -> None:
-        """One more action of it waits or runs. Whoever was idle starts level with who has had least.
+        """One more action of it waits or runs. Whoever was idle starts level with who was served last.
 
         What others are only expected to have does not count here: it may turn out to be little.
         """
         if task not in self._active:
-            floor = min((self._virtual[other] for other in self._active), default=0.0)
-            self._virtual[task] = max(self._virtual.get(task, floor), floor)
+            least = min((self._virtual[other] for other in self._active), default=0.0)
+            self._virtual[task] = max(self._virtual.get(task, 0.0), self._served, least)
             self._count(task, +1)
         self._active[task] = self._active.get(task, 0) + 1
 
@@ -75,12 +81,14 @@ class Shares:
             del self._active[task]
             self._count(task, -1)
             if not self._active:
+                self._served = 0.0
                 self._virtual.clear()
                 self._expected.clear()
 
     def expect(self, task: int, share_s: float) -> float:
         """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
         cost = self.cost(task, share_s)
+        self._served = max(self._served, self._virtual.get(task, 0.0))
         self._expected[task] = self._expected.get(task, 0.0) + cost
         return cost
 
@@ -94,8 +102,9 @@ class Shares:
         return share_s / self.part(task)
 
     def virtual_s(self, task: int) -> float:
-        """What it had and what it is expected to have by what was granted."""
-        return self._virtual.get(task, 0.0) + self._expected.get(task, 0.0)
+        """What it had and is expected to have by what was granted; who had little saves up `CREDIT_S` at most."""
+        had = max(self._virtual.get(task, 0.0), self._served - CREDIT_S)
+        return had + self._expected.get(task, 0.0)
 
     def part(self, task: int) -> float:
         """Its weight among all, as long as just the tasks that are active now share what their projects get."""
@@ -113,11 +122,15 @@ class FairWalk:
     """The actions of all tasks, one by one, the order changing as tasks are charged.
 
     Inside a task: `Walk`. Between tasks: who has had least, `strictness` times its virtual time plus the lead of its
-    head; so short actions go first, but no task gets ahead of another by more than the largest lead over `strictness`
-    in seconds of the whole cell. When they came does not count: a flood would be older than all that follow it.
+    head unless that is overdue; so short actions go first, but no task gets ahead of another by more than the largest
+    lead over `strictness`, in seconds of the whole cell. When they came does not count: a flood would be older than all
+    that follow it.
     """
 
-    def __init__(self, walks: Mapping[int, Walk], shares: Shares, *, strictness: float) -> None:
+    def __init__(
+        self, walks: Mapping[int, Walk], shares: Shares, *, strictness: float, overdue_before: float = float("-inf")
+    ) -> None:
+        self._overdue_before = overdue_before
         self._walks = walks
         self._shares = shares
         self._strictness = strictness
@@ -157,4 +170,5 @@ class FairWalk:
     def _enter(self, task: int) -> None:
         walk = self._walks[task]
         if (head := walk.head) is not None:
-            heappush(self._order, (walk.lead_s + self._debts[task], head.id, task))
+            lead_s = walk.lead_s if came(head) >= self._overdue_before else 0.0
+            heappush(self._order, (lead_s + self._debts[task], head.id, task))

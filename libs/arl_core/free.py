@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TypeVar
 from uuid import UUID
 
@@ -16,6 +16,8 @@ __all__ = ["ENVIRONMENT_HEADROOM", "FreeAmounts"]
 
 ENVIRONMENT_HEADROOM = 8
 """New environments leave one part in so many of a node's memory and disk to actions outside of them."""
+
+FEW = 8
 
 _CORES = "cpu_milli"
 _Entry = TypeVar("_Entry", tuple[int, int], tuple[int, int, int])
@@ -85,25 +87,37 @@ class FreeAmounts:
         enough = takewhile(lambda level: level[0] >= cores, reversed(self._levels()))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
 
-    def set_aside(self, action: Waiting, *, but: Container[int]) -> int | None:
-        """Keep what is free for an action that does not fit yet, on its node or on one that is large enough for it.
+    def lacking_cores_only(self, action: Waiting, *, but: Container[int]) -> list[int]:
+        """Nodes that have all that it needs but cores, those with most cores first; a few.
 
-        Others get only what is beyond its needs there, so with each that ends it comes nearer. The node, if any.
+        What those who run give back is cores; memory may be an environment's, which ends when somebody else wills.
         """
         pinned = self.node_of(action)
-        needed = _needed(action.cls.demand.minimum, pinned)
-        nodes = (pinned,) if pinned is not None else [node for _, node in reversed(self._levels())]
-        for node in nodes:
-            pool = self.pools.get(node)
-            if pool is None or node in but or pool.shape is not action.cls.shape or not pool.serving:
-                continue
-            if action.cls.requires <= pool.enforces and fits(needed, pool.capacity):
-                free = self.free[node]
-                self._spend(
-                    node, {name: min(amount, max(0, free.get(name, 0))) for name, amount in needed.items()}, homes=0
-                )
-                return node
-        return None
+        needed = dict(_needed(action.cls.demand.minimum, pinned))
+        cores = needed.pop(_CORES, 0)
+        nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self._levels()))
+        new_home = action.environment is not None and pinned is None
+        found = (
+            node
+            for node in nodes
+            if node not in but
+            and node in self.pools
+            and self.pools[node].serving
+            and self.pools[node].capacity.get(_CORES, 0) >= cores
+            and self._fits(node, action.cls, needed)
+            and not (new_home and not self._leaves_headroom(node, needed))
+        )
+        return list(islice(found, FEW))
+
+    def set_aside(self, node: int, action: Waiting) -> int:
+        """Keep what is free there for an action that does not fit yet; milli-cores. Others get what is beyond that.
+
+        With each that ends it comes nearer.
+        """
+        needed, free = _needed(action.cls.demand.minimum, self.node_of(action)), self.free[node]
+        kept = {name: min(amount, max(0, free.get(name, 0))) for name, amount in needed.items()}
+        self._spend(node, kept, homes=0)
+        return kept.get(_CORES, 0)
 
     def has_cores(self, milli: int) -> bool:
         """Whether any node has so many, for something new or for what lives there."""

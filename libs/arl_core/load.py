@@ -32,6 +32,8 @@ class Loads:
         self._snapshot = snapshot
         self.total = total_amounts(pool.capacity for pool in snapshot.pools.values())
         """Capacity of all nodes together."""
+        open_pools = (pool for pool in snapshot.pools.values() if pool.accepting and pool.serving)
+        self._open = total_amounts(pool.capacity for pool in open_pools)
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
         self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}
@@ -63,8 +65,9 @@ class Loads:
 
     def _load(self, node: int, resource: str | None) -> NodeLoad:
         capacity = units_of(resource, self._snapshot.pools[node].capacity.get(resource or "", 0))
-        total = units_of(resource, self.total.get(resource or "", 0))
-        part = capacity / total if total else 0.0
+        pool = self._snapshot.pools[node]
+        total = units_of(resource, self._open.get(resource or "", 0))
+        part = capacity / total if total and pool.accepting and pool.serving else 0.0
         anywhere, anywhere_area = self._waiting(None).get(resource, (0, 0.0))
         here, area = self._waiting(node).get(resource, (0, 0.0))
         capacity = capacity or 1.0

@@ -85,10 +85,14 @@ class _Round:
     def plan(self) -> Plan:
         grants = priced_groups(self._snapshot, limit=self._limit, constants=self._groups)
         walk = self._walk()
-        least = min((bucket.cls.demand.minimum.get("cpu_milli", 0) for bucket in self._buckets), default=0)
+        needed = {bucket.cls.demand.minimum.get(_CORES, 0) for bucket in self._buckets}
+        least, all_need_cores = min(needed - {0}, default=0), 0 not in needed
         while (action := walk.head) is not None and len(grants) < self._limit:
-            if not self._free.has_cores(least) and not (self._resizing and self._widening.has_claimable(least)):
-                break
+            if action.cls.demand.minimum.get(_CORES) and not self._has_cores(least):
+                if all_need_cores:
+                    break
+                walk.leave_bucket()
+                continue
             grant = self._start(action)
             if grant is None:
                 self._keep_free_for(action)
@@ -101,12 +105,18 @@ class _Round:
             return Plan(grants=tuple(grants))
         return self._widening.plan(grants)
 
+    def _has_cores(self, milli: int) -> bool:
+        """Whether so many are free anywhere, or could be had."""
+        return self._free.has_cores(milli) or (self._resizing and self._widening.has_claimable(milli))
+
     def _walk(self) -> FairWalk:
         tasks: dict[int, list[Bucket]] = {}
         for bucket in self._buckets:
             tasks.setdefault(bucket.key.task, []).append(bucket)
         walks = {task: Walk(buckets, list(map(self._lead_s, buckets))) for task, buckets in tasks.items()}
-        return FairWalk(walks, self._snapshot.shares, strictness=self._constants.strictness)
+        overdue_before = self._snapshot.now - self._constants.lead_limit_s
+        strictness = self._constants.strictness
+        return FairWalk(walks, self._snapshot.shares, strictness=strictness, overdue_before=overdue_before)
 
     def _lead_s(self, bucket: Bucket) -> float:
         constants = self._constants
@@ -114,10 +124,15 @@ class _Round:
 
     def _keep_free_for(self, action: Waiting) -> None:
         """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
-        if self._is_overdue(action):
-            node = self._free.set_aside(action, but=self._reserved)
-            if node is not None:
-                self._reserved.add(node)
+        minimum = action.cls.demand.minimum
+        if not minimum.get(_CORES) or len(self._reserved) >= RESERVATIONS or not self._is_overdue(action):
+            return
+        nodes = self._free.lacking_cores_only(action, but=self._reserved)
+        if nodes:
+            lacking = {node: units_of(_CORES, minimum[_CORES] - self._free.free[node].get(_CORES, 0)) for node in nodes}
+            node = min(nodes, key=lambda each: (self._loads.until_free(each, _CORES, lacking[each]), each))
+            self._reserved.add(node)
+            self._widening.keep(node, self._free.set_aside(node, action))
 
     def _start(self, action: Waiting) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""
@@ -181,4 +196,7 @@ def _amounts(action: Waiting, width: Width) -> Amounts:
     return {**action.cls.demand.minimum, elastic.resource: width.amount} if elastic else action.cls.demand.minimum
 
 
+RESERVATIONS = 64
+"""In one round, at most."""
+_CORES = "cpu_milli"
 _HARDLY_S = 0.05

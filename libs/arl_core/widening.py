@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from uuid import UUID
 
 from arl_core.curves import Curve, Width, units_of
@@ -49,18 +49,25 @@ class Widening:
 
     def claim(self, action: Waiting) -> None:
         """What it needs to start is what others may be shrunk by."""
-        minimum = action.cls.demand.minimum
-        cores = minimum.get(_CORES, 0)
-        if not cores:
+        cores = action.cls.demand.minimum.get(_CORES, 0)
+        node = self._free.node_of(action) if cores else None
+        if node is not None:
+            if self._snapshot.running.spare(node) and self._suits(node, action, cores):
+                self._claimed[node] = self._claimed.get(node, 0) + cores
             return
-        node = self._free.node_of(action)
-        if node is None:
-            node = self._most_claimable()
-        if node is None or node not in self._free.free or self._unclaimed(node) < cores:
-            return
-        others = {name: amount for name, amount in action_part(minimum).items() if name != _CORES}
-        if fits(others, self._free.free[node]):
-            self._claimed[node] = self._claimed.get(node, 0) + cores
+        tried: list[tuple[int, int]] = []
+        while cores and (node := self._most_claimable()) is not None and self._unclaimed(node) >= cores:
+            if self._snapshot.pools[node].accepting and self._suits(node, action, cores):
+                self._claimed[node] = self._claimed.get(node, 0) + cores
+                break
+            tried.append(heappop(self._nodes()))
+        for entry in tried:
+            heappush(self._nodes(), entry)
+
+    def keep(self, node: int, cores: int) -> None:
+        """So many of the milli-cores that are claimed there are free already, and kept for whoever claims them."""
+        if node in self._claimed:
+            self._claimed[node] = max(0, self._claimed[node] - cores)
 
     def plan(self, grants: Sequence[Grant]) -> Plan:
         """The same grants, some of them wider, and resizes of what runs."""
@@ -90,21 +97,45 @@ class Widening:
         node = self._most_claimable()
         return node is not None and self._unclaimed(node) >= milli
 
+    def _suits(self, node: int, action: Waiting, cores: int) -> bool:
+        """Whether all but cores is there, and those could be."""
+        pool, minimum = self._snapshot.pools.get(node), action.cls.demand.minimum
+        if pool is None or not pool.serving or pool.shape is not action.cls.shape or self._unclaimed(node) < cores:
+            return False
+        pinned = self._free.node_of(action) is not None
+        others = dict(action_part(minimum) if pinned else minimum)
+        others.pop(_CORES, None)
+        return action.cls.requires <= pool.enforces and fits(others, self._free.free[node])
+
     def _most_claimable(self) -> int | None:
-        if self._claimable is None:
-            self._claimable = [(-self._unclaimed(node), node) for node in self._free.free]
-            heapify(self._claimable)
-        while self._claimable:
-            amount, node = self._claimable[0]
+        nodes = self._nodes()
+        while nodes:
+            amount, node = nodes[0]
             if -amount == self._unclaimed(node):
                 return node
-            heapreplace(self._claimable, (-self._unclaimed(node), node))
+            heapreplace(nodes, (-self._unclaimed(node), node))
         return None
+
+    def _nodes(self) -> list[tuple[int, int]]:
+        """A heap of those on which somebody could give something up."""
+        if self._claimable is None:
+            spare = self._snapshot.running.spare
+            self._claimable = [(-self._unclaimed(node), node) for node in self._free.free if spare(node) > 0]
+            heapify(self._claimable)
+        return self._claimable
 
     def _unclaimed(self, node: int) -> int:
         """Milli-cores that are free, or that those who run there could give up or are giving up already."""
         free = self._free.free[node].get(_CORES, 0)
         return free + self._snapshot.running.spare(node) - self._claimed.get(node, 0)
+
+    def _on_its_way(self, node: int) -> int:
+        """Milli-cores that were asked back and are not confirmed."""
+        running = self._snapshot.running.on(node).values()
+        changing = [
+            (each.amounts[_CORES], each.changing_to[_CORES]) for each in running if each.changing_to is not None
+        ]
+        return sum(max(0, has - will_have) for has, will_have in changing)
 
     def _may_shrink(self, each: Running) -> bool:
         now = self._snapshot.now
@@ -123,7 +154,7 @@ class Widening:
             if is_resizable(each) and each.changing_to is None and each.started is not None
         ]
         load = self._loads.of(node, _CORES)
-        claimed = units_of(_CORES, self._claimed.get(node, 0))
+        claimed = units_of(_CORES, max(0, self._claimed.get(node, 0) - self._on_its_way(node)))
         free = units_of(_CORES, self._free.free[node].get(_CORES, 0))
         candidates = [self._candidate(each) for each in running]
         candidates += [self._newcomer(grant) for grant in starting]

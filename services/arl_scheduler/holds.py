@@ -92,7 +92,7 @@ class Holds:
         if hold is None:
             return
         running = self._running(hold)
-        spent = hold.spent_milli_s + hold.amounts.get("cpu_milli", 0) * (now - running.since)
+        spent = hold.spent_milli_s + hold.amounts.get("cpu_milli", 0) * max(0.0, now - running.since)
         resized = replace(hold, amounts=amounts, amounts_seq=seq, spent_milli_s=spent, resized_at=now)
         self._by_id[fence.action_id] = resized
         self.running.add(replace(running, amounts=amounts, since=now, left=self._left(running, now=now)))

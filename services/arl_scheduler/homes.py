@@ -105,7 +105,8 @@ class Hold:
         milli, began = self.amounts.get("cpu_milli", 0), self.started or self.granted
         if self.resized_at is None or until <= began:
             return milli
-        return round((self.spent_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
+        mean = round((self.spent_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
+        return max(mean, 1)
 
     def mean_amounts(self, *, until: float) -> Amounts:
         """What it had on average."""

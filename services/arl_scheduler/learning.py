@@ -26,6 +26,10 @@ KEPT_AT_ONCE = 500
 MISSED = 100
 """Ends that a poll brought and no hint, of which the runs are read."""
 FORGOTTEN_AFTER_DAYS = 30
+RUNS_TO_REFUSE = 8
+LOW = 0.1
+TRIED_AGAIN_S = 60.0
+"""An action is taken to miss its deadline if one in ten of at least so many runs, the last so lately, were as short."""
 
 
 class Learning:
@@ -34,6 +38,8 @@ class Learning:
         self.estimates = Estimates()
         self.curves = Curves(self.estimates)
         self._term: int | None = None
+        self._seen_at: dict[int, float] = {}
+        """When a run of a class was last learnt from, on this process's clock."""
         self._missed: dict[Fence, Hold] = {}
         self._kept_at = float("-inf")
 
@@ -96,10 +102,14 @@ class Learning:
             await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
 
     def usual_s(self, cls: ActionClass) -> float:
-        """The median of what was seen, at the widest; 0 of a class of which nothing was."""
-        if not self.estimates.knows(cls):
+        """What nearly all of the runs that were seen lately exceeded, at the widest; 0 where too little was seen.
+
+        Whoever is refused by this teaches nothing: a class of which nothing has ended for a while is tried again.
+        """
+        fresh = time.monotonic() - self._seen_at.get(cls.key, float("-inf")) < TRIED_AGAIN_S
+        if not fresh or self.estimates.runs(cls) < RUNS_TO_REFUSE:
             return 0.0
-        return self.estimates.quantile(cls, 0.5, self.curves.of(cls).widths[-1].amount)
+        return self.estimates.quantile(cls, LOW, self.curves.of(cls).widths[-1].amount)
 
     def _learn(self, hold: Hold, run: Run, *, ended_at: float) -> None:
         if hold.cls is None:
@@ -111,3 +121,6 @@ class Learning:
         run_s, cpu_s = run.run_us / 1e6, run.cpu_us / 1e6
         self.estimates.observe(hold.cls, amount=amount, run_s=run_s, cpu_s=cpu_s, steady=steady)
         self.curves.learnt(hold.cls.key)
+        self._seen_at[hold.cls.key] = time.monotonic()
+        while len(self._seen_at) > CLASSES:
+            del self._seen_at[next(iter(self._seen_at))]

@@ -34,6 +34,8 @@ class Resizing:
         self._mailbox = mailbox
         self._unsure: set[Fence] = set()
         """Of which it is not known what their managers have."""
+        self._resting: set[Fence] = set()
+        """Their manager could not do it now: until the next poll they are left alone, or it would be asked for ever."""
         self._asking: set[asyncio.Task[None]] = set()
 
     def begin(self, holds: Holds) -> None:
@@ -72,6 +74,9 @@ class Resizing:
 
     def look(self, holds: Holds, nodes: dict[int, NodeRow]) -> None:
         """Ask again where no answer came."""
+        for fence in self._resting:
+            holds.changing(fence, None)
+        self._resting.clear()
         unsure, self._unsure = self._unsure, set()
         known = [hold for fence in sorted(unsure) if (hold := holds.under(fence)) is not None]
         self.ask(holds, nodes, [NewAmounts(hold.fence, hold.amounts, hold.amounts_seq) for hold in known])
@@ -86,8 +91,11 @@ class Resizing:
         asked: list[NewAmounts] = []
         for answer in answers:
             fence = Fence(answer.id, answer.grant_no)
-            holds.changing(fence, None)
             hold = holds.under(fence)
+            if hold is not None and answer.status in ("absent", "full"):
+                self._resting.add(fence)
+            else:
+                holds.changing(fence, None)
             if hold is None or answer.cpu_milli is None or answer.amounts_seq is None:
                 continue
             amounts = {**hold.amounts, CORES: answer.cpu_milli}

@@ -22,6 +22,7 @@ from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler import repository
+from arl_scheduler.clock import DatabaseClock
 from arl_scheduler.hints import hint_ends, hint_grants
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
@@ -76,7 +77,7 @@ class Rounds:
         self.mailbox = Mailbox()
         self._resizing = Resizing(peers, self.mailbox)
         self._index: Index | None = None
-        self._clock_offset = 0.0
+        self._clock = DatabaseClock()
         self._watching_since = 0.0
         self._next_poll = 0.0
         self._poll_interval = settings.poll_busy_s
@@ -103,7 +104,7 @@ class Rounds:
         index, ttl_s = self._index, self._settings.node_ttl_s
         if index is None or self.leadership.term is None:
             return None
-        times = {"now": self._database_now(), "watching_since": self._watching_since}
+        times = {"now": self._clock.now(), "watching_since": self._watching_since}
         return index, index.snapshot(silent_after_s=ttl_s, **times)
 
     async def _forever(self) -> None:
@@ -132,6 +133,7 @@ class Rounds:
         index = self._index
         if index is None or self.mailbox.asked or time.monotonic() >= self._next_poll:
             index = await self._poll()
+        index.curves.now = self._clock.now()
         mail = self._empty_mailbox(index)
         await self._write_confirmed(index, mail)
         await self._settle_due(index)
@@ -143,7 +145,7 @@ class Rounds:
         due = 0.0 if self.mailbox.asked else self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
-            due = min(due, deadline - self._database_now() + 0.001)
+            due = min(due, deadline - self._clock.now() + 0.001)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due, 0.0)):
                 await self.mailbox.wait()
@@ -173,7 +175,7 @@ class Rounds:
     def _resized(self, index: Index, changes: Sequence[NewAmounts], how: str) -> None:
         """Their rows say so."""
         for change in changes:
-            index.holds.resized(change.fence, change.amounts, seq=change.seq, now=self._database_now())
+            index.holds.resized(change.fence, change.amounts, seq=change.seq, now=self._clock.now())
         self._metrics.resizes.labels(how).inc(len(changes))
 
     def _ended(self, index: Index, mail: Mail) -> None:
@@ -181,7 +183,7 @@ class Rounds:
         released = index.holds.released()
         if released:
             self._traces.over(hold.fence.action_id for hold in released)
-        self.learning.ended(released, mail.runs, told=frozenset(mail.freed), now=self._database_now())
+        self.learning.ended(released, mail.runs, told=frozenset(mail.freed), now=self._clock.now())
 
     async def _poll(self) -> Index:
         await self.learning.begin(term=self._term())
@@ -192,7 +194,7 @@ class Rounds:
         with self._metrics.polls.time():
             async with self._store.read() as tx:
                 found = await repository.poll(tx, mark=index.mark, in_pages=rebuilding)
-            self._clock_offset = found.now - time.monotonic()
+            self._clock.set(found.now)
             self._watch(found, begun=rebuilding)
             index.reconcile(found)
             hint_ends(self._peers, index.nodes, found)
@@ -208,7 +210,7 @@ class Rounds:
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
         self._resizing.look(index.holds, index.nodes)
-        await self.learning.look(now=self._database_now())
+        await self.learning.look(now=self._clock.now())
         await self.learning.keep(self.leadership)
         await self._keep_partitions()
         return index
@@ -275,7 +277,7 @@ class Rounds:
         await self._settle(index, dict.fromkeys(stranded, (Outcome.INFRA_ERROR, "environment_lost")))
         # What did not settle now was no longer queued: a hint that came late.
         index.refused(stranded)
-        overdue = index.overdue(self._database_now())
+        overdue = index.overdue(self._clock.now())
         await self._settle(index, {id: (Outcome.DEADLINE_IN_QUEUE, reason) for id, reason in overdue.items()})
 
     async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
@@ -300,19 +302,19 @@ class Rounds:
             return await self._decide(index)
 
     async def _decide(self, index: Index) -> bool:
-        began = now = self._database_now()
+        began = now = self._clock.now()
         plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
         decided = plan.grants[: self._settings.round_limit]
         growths = self._resizing.growths(index.holds, plan.resizes)
         shrinks = self._resizing.shrinks(index.holds, plan.resizes)
-        decided_at = self._database_now()
+        decided_at = self._clock.now()
         granted, grown = await self._commit(index, decided, growths)
         taken = [grant for grant in decided if grant.fence in granted]
         index.granted(taken, now=now)
         growths = [change for change in growths if change.fence in grown]
         self._resized(index, growths, "grown")
         if taken:
-            self._traces.round(taken, began=began, decided=decided_at, ended=self._database_now())
+            self._traces.round(taken, began=began, decided=decided_at, ended=self._clock.now())
         hint_grants(self._peers, index.nodes, taken)
         self._resizing.ask(index.holds, index.nodes, [*shrinks, *growths])
         await self._drop_refused(index, [grant.fence.action_id for grant in decided if grant.fence not in granted])
@@ -373,10 +375,7 @@ class Rounds:
         for queue, (depth, submitted) in queues.items():
             names = self._queue_names[queue]
             self._metrics.depth.labels(*names).set(depth)
-            self._metrics.oldest.labels(*names).set(max(0.0, self._database_now() - submitted))
-
-    def _database_now(self) -> float:
-        return time.monotonic() + self._clock_offset
+            self._metrics.oldest.labels(*names).set(max(0.0, self._clock.now() - submitted))
 
     def _term(self) -> int:
         if self.leadership.term is None:

@@ -31,6 +31,9 @@ __all__ = [
 SHAPES = {"gpu": Shape.QUOTA}
 """Of what a node of a kind has; others have amounts that can be divided."""
 
+WIDTHS = 33
+"""Choices of an elastic resource that are looked at, at most, from its least to its most."""
+
 _QUEUED = TypeAdapter(list[QueuedAction])
 _TEMPLATE, _NODE = "template:{}", "node:{}"
 """Among what is required of a node."""
@@ -175,7 +178,8 @@ def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _elastic(entry: Mapping[str, Any]) -> Elastic:
-    amounts = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
+    every = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
+    amounts = sorted({every[round(at * (len(every) - 1) / (WIDTHS - 1))] for at in range(WIDTHS)})
     resizable = Resizable(entry.get("resizable", Resizable.NONE))
     return Elastic(entry["resource"], tuple(amounts), _elasticity(entry["elasticity"]), resizable)
 

@@ -208,7 +208,7 @@ class TestBody:
     async def test_one_of_json_says_so_in_several_ways(self, api: httpx.AsyncClient) -> None:
         for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/merge-patch+json"):
             response = await api.post("/v1/actions", content=as_json(TRUE), headers={"content-type": media_type})
-            assert response.status_code == 202
+            assert response.status_code in (200, 202), "a quick one has settled by the answer"
 
     async def test_a_method_that_is_none_of_this_path(self, api: httpx.AsyncClient) -> None:
         response = await api.put("/v1/actions", json=TRUE)
