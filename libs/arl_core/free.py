@@ -158,7 +158,8 @@ class FreeAmounts:
         free = self.free[node]
         level, place = (free.get(_CORES, 0), node), self._place_for_homes(node)
         for resource, amount in needed.items():
-            free[resource] -= amount
+            if amount:
+                free[resource] -= amount
         self.environments[node] += homes
         if self._by_cores is not None:
             _move(self._by_cores, level, (free.get(_CORES, 0), node))

@@ -1,0 +1,137 @@
+"""What SPAR must not do to anybody: let him wait for ever, or take from others what he can't use."""
+
+from dataclasses import replace
+from typing import Any
+
+from arl_core.curves import Curves
+from arl_core.elasticity import Amdahl
+from arl_core.fairness import CREDIT_S, Shares
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Elastic, Environment, Plan, Resizable, Running, Shape
+from arl_core.spar import Spar
+from support.builders import a_pool, a_snapshot, an_action, numbered
+
+NOW = 1000.0
+SPAR, SPAR_M = Spar(), Spar(resizing=True)
+LONG_AGO = NOW - SPAR.constants.lead_limit_s - 100
+
+
+def a_kind(key: int, *, cores: int = 1, memory_mib: int = 0, requires: tuple[str, ...] = ()) -> ActionClass:
+    demand = Demand({"cpu_milli": 1000 * cores, "memory_mib": memory_mib})
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand, requires=frozenset(requires))
+
+
+def a_wide_one(number: int, *, cores: int, node: int = 1, changing_to: int | None = None) -> Running:
+    """Resizable, and so wide now."""
+    amounts = tuple(range(1000, 9000, 1000))
+    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(0.9), Resizable.ANY))
+    cls = ActionClass(key=900, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    held = {"cpu_milli": 1000 * cores}
+    to = {"cpu_milli": 1000 * changing_to} if changing_to is not None else None
+    return Running(
+        fence=Fence(numbered(number), 1), cls=cls, node=node, amounts=held, granted=NOW - 5, task=1, started=NOW - 5,
+        since=NOW - 5, changing_to=to,
+    )  # fmt: skip
+
+
+def planned(policy: Spar, **given: Any) -> Plan:
+    curves = Curves()
+    curves.now = NOW
+    return policy.plan(replace(a_snapshot(**given), now=NOW, curves=curves))
+
+
+def numbers(plan: Plan) -> list[int]:
+    return [grant.fence.action_id.int for grant in plan.grants]
+
+
+class TestWhatIsKeptFree:
+    def test_an_environment_that_has_waited_long_does_not_hold_the_memory_that_ends_others(self) -> None:
+        """Only the headroom is left; were it kept for one more environment, what scores could never run."""
+        home = an_action(
+            1, cls=a_kind(1, memory_mib=4096), submitted=LONG_AGO, environment=Environment(id=numbered(50), node=None)
+        )
+        small = an_action(2, cls=a_kind(2, memory_mib=512), submitted=NOW)
+        pool = a_pool(cpu_milli=8000, memory_mib=32_768, free={"cpu_milli": 8000, "memory_mib": 4096}, environments=7)
+        assert numbers(planned(SPAR, queued=[home, small], pools=[pool])) == [2]
+
+    def test_who_lacks_memory_holds_no_cores(self) -> None:
+        large = an_action(1, cls=a_kind(1, cores=8, memory_mib=8192), submitted=LONG_AGO)
+        lives_here = an_action(2, cls=a_kind(2), environment=Environment(id=numbered(50), node=1))
+        pool = a_pool(cpu_milli=8000, memory_mib=32_768, free={"cpu_milli": 8000, "memory_mib": 6144})
+        assert numbers(planned(SPAR, queued=[large, lives_here], pools=[pool])) == [2]
+
+    def test_it_is_kept_where_it_comes_first(self) -> None:
+        wide = an_action(1, cls=a_kind(1, cores=8), submitted=LONG_AGO)
+        pools = [a_pool(node, cpu_milli=8000, free={"cpu_milli": 7000}) for node in (1, 2)]
+        fixed = a_kind(7)
+        ends = {1: 0.9, 2: 0.1}
+        running = [
+            Running(
+                fence=Fence(numbered(60 + node), 1), cls=fixed, node=node, amounts={"cpu_milli": 1000},
+                granted=NOW - 1 + ends[node], task=1, started=NOW - 1 + ends[node], since=NOW - 1 + ends[node],
+            )
+            for node in (1, 2)
+        ]  # fmt: skip
+        others = [an_action(number, cls=a_kind(2), submitted=NOW) for number in range(10, 20)]
+        plan = planned(SPAR, queued=[wide, *others], pools=pools, running=running)
+        assert {grant.node for grant in plan.grants} == {1}, "the other's core comes back sooner, so that is kept"
+
+    def test_an_overdue_one_of_another_task_is_seen_first(self) -> None:
+        wide = replace(an_action(1, cls=a_kind(1, cores=4), submitted=LONG_AGO), task=1)
+        fresh = [replace(an_action(number, cls=a_kind(2), submitted=NOW), task=2) for number in range(10, 14)]
+        pool = a_pool(cpu_milli=4000, free={"cpu_milli": 1000})
+        assert numbers(planned(SPAR, queued=[wide, *fresh], pools=[pool])) == []
+
+
+class TestClaims:
+    def test_a_node_that_takes_nothing_new_is_no_reason_to_shrink_nobody(self) -> None:
+        for other in (
+            a_pool(2, accepting=False, cpu_milli=64_000),
+            a_pool(2, cpu_milli=64_000, memory_mib=0),
+        ):
+            plan = planned(
+                SPAR_M,
+                queued=[an_action(9, cls=a_kind(3, memory_mib=100), submitted=NOW)],
+                pools=[a_pool(1, cpu_milli=8000, memory_mib=999, free={"cpu_milli": 0, "memory_mib": 999}), other],
+                running=[a_wide_one(1, cores=8)],
+            )
+            assert [resize.fence.action_id.int for resize in plan.resizes] == [1]
+
+    def test_what_was_asked_back_already_is_not_asked_of_another(self) -> None:
+        plan = planned(
+            SPAR_M,
+            queued=[an_action(9, cls=a_kind(3, cores=2), submitted=NOW)],
+            pools=[a_pool(cpu_milli=16_000, free={"cpu_milli": 0})],
+            running=[a_wide_one(1, cores=8, changing_to=6), a_wide_one(2, cores=8)],
+        )
+        assert plan.resizes == ()
+
+
+class TestCredit:
+    def test_who_had_little_for_long_does_not_stop_others_for_as_long(self) -> None:
+        shares = Shares()
+        for task in (1, 2):
+            shares.begin(task)
+        for _ in range(100):
+            shares.settle(1, shares.expect(1, 60.0), 60.0)
+        shares.settle(2, shares.expect(2, 1.0), 1.0)
+        shares.expect(1, 0.0)
+        assert shares.virtual_s(1) - shares.virtual_s(2) <= CREDIT_S
+
+    def test_a_newcomer_does_not_inherit_what_another_has_saved(self) -> None:
+        shares = Shares()
+        for task in (1, 2):
+            shares.begin(task)
+        for _ in range(100):
+            shares.settle(1, shares.expect(1, 60.0), 60.0)
+        shares.begin(3)
+        assert shares.virtual_s(1) - shares.virtual_s(3) <= 60.0
+
+
+def test_nodes_that_take_nothing_do_not_make_others_look_empty() -> None:
+    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", tuple(range(1000, 9000, 1000)), Amdahl(0.9)))
+    cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    queued = [an_action(number, cls=cls, submitted=NOW) for number in range(1, 21)]
+    alone = planned(SPAR, queued=queued, pools=[a_pool(1, cpu_milli=8000)])
+    away = [replace(a_pool(node, cpu_milli=8000), accepting=False, serving=False) for node in range(2, 21)]
+    assert planned(SPAR, queued=queued, pools=[a_pool(1, cpu_milli=8000), *away]).grants == alone.grants
