@@ -110,15 +110,13 @@ def explain(snapshot: Snapshot, action: Waiting, policy: Policy, *, held_back: R
 
 def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool, ahead: Ahead) -> Rule:
     plan = policy.plan(snapshot)
-    if any(grant.fence.action_id == action.id for grant in plan.grants):
+    if _grants(plan, action):
         return Rule.STARTS_NEXT_ROUND
     if not possible:
         return Rule.NO_NODE_FITS
     # What is free says nothing of a pod's cores.
     if not policy.has_pods and _fits_beside(snapshot, action, plan):
-        is_full = isinstance(policy, Spar) and len(plan.grants) >= policy.limit
-        has_choice = action.cls.demand.elastic is not None or action.cls.shape is Shape.GROUP
-        return Rule.POSTPONED_FOR_MORE_CORES if has_choice and not is_full else Rule.STARTS_NEXT_ROUND
+        return _passed_over(snapshot, action, policy, plan)
     if ahead.priority:
         return Rule.WAITS_BEHIND_PRIORITY
     if ahead.in_task:
@@ -126,6 +124,23 @@ def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool
     if ahead.other_tasks:
         return Rule.WAITS_BEHIND_FAIR_SHARE if isinstance(policy, Spar) else Rule.WAITS_IN_ORDER
     return Rule.WAITS_FOR_CAPACITY
+
+
+def _passed_over(snapshot: Snapshot, action: Waiting, policy: Policy, plan: Plan) -> Rule:
+    """Of one that a round does not start though it fits."""
+    if not isinstance(policy, Spar):
+        return Rule.POSTPONED_FOR_MORE_CORES
+    if len(plan.grants) >= policy.limit:
+        return Rule.STARTS_NEXT_ROUND
+    if action.cls.shape is Shape.GROUP:
+        return Rule.POSTPONED_FOR_MORE_CORES
+    hasty = replace(policy, constants=replace(policy.constants, postpone_gain=0.0))
+    is_postponed = _grants(hasty.plan(snapshot), action)
+    return Rule.POSTPONED_FOR_MORE_CORES if is_postponed else Rule.WAITS_BEHIND_OVERDUE
+
+
+def _grants(plan: Plan, action: Waiting) -> bool:
+    return any(grant.fence.action_id == action.id for grant in plan.grants)
 
 
 def _fits_beside(snapshot: Snapshot, action: Waiting, plan: Plan) -> bool:

@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest_asyncio
 
+from arl_tangram import AsyncTangram
 from arl_tangram.cli.explain import sentences
-from arl_wire.explain import ActionExplanation
 from support.conditions import eventually
 from support.postgres import Databases
-from support.system import System, running_system
+from support.system import API_KEY, System, running_system
 
 LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 1}}
 AT_HOME = {"trajectory": "x", "environment": {"scope": "trajectory"}}
@@ -97,14 +98,17 @@ async def test_another_token_than_the_gateways_asks_in_vain(system: System, api:
         assert (await cpu.post("/internal/explain", json={"id": busy})).status_code == 401
 
 
-async def test_the_command_line_says_it_in_sentences(api: httpx.AsyncClient, busy: str) -> None:
-    waiting = await explained(api, await submit(api), "waits_for_capacity")
-    said = list(sentences(ActionExplanation.model_validate(waiting)))
+async def test_the_sdk_and_the_command_line_tell_it(system: System, api: httpx.AsyncClient, busy: str) -> None:
+    id = await submit(api)
+    await explained(api, id, "waits_for_capacity")
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        waiting, holding = await tangram.explain(UUID(id)), await tangram.explain(UUID(busy))
+    said = list(sentences(waiting))
     assert said[0] == "Queued: waits_for_capacity. Nobody goes before it; too little is free."
     assert said[1].endswith("it needs 1000 cpu_milli; 0 of 1000 are free.")
-    holding = list(sentences(ActionExplanation.model_validate(await explained(api, busy))))
-    assert holding[0] == "Running."
-    assert "1000 cpu_milli" in holding[1]
+    said = list(sentences(holding))
+    assert said[0] == "Running."
+    assert "1000 cpu_milli" in said[1]
 
 
 async def test_what_was_granted_says_what_it_holds_without_the_scheduler(

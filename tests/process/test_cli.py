@@ -98,6 +98,13 @@ class TestSubmit:
         assert [drawn.index(name) for name in named] == sorted(drawn.index(name) for name in named)
         assert [span["name"] for span in json.loads(machine.cli("trace", id, "-o", "json").stdout)["spans"]] == [*named]
 
+    def test_explain_says_what_became_of_it(self, machine: Machine) -> None:
+        id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]
+        said = machine.cli("explain", id).stdout.splitlines()
+        assert said[0] == "Settled: ok."
+        assert "cpu_milli" in said[1]
+        assert json.loads(machine.cli("explain", id, "-o", "json").stdout)["state"] == "settled"
+
 
 class TestScores:
     def test_a_score_is_shown_and_what_has_none_says_why(self, machine: Machine) -> None:

@@ -112,6 +112,14 @@ class TestRule:
         ]
         assert rules == [Rule.POSTPONED_FOR_MORE_CORES, Rule.STARTS_NEXT_ROUND]
 
+    def test_what_is_kept_for_one_that_nothing_may_overtake_is_not_free_for_it(self) -> None:
+        limit = SPAR.constants.lead_limit_s
+        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - limit - 1)
+        pool = a_pool(cpu_milli=2000, free={"cpu_milli": 1000})
+        assert explained([wide, of_task(1, 2)], pool).rule is Rule.WAITS_BEHIND_OVERDUE
+        elastic_one = an_action(2, cls=elastic(1, most=4), submitted=NOW)
+        assert explained([wide, elastic_one], pool).rule is Rule.WAITS_BEHIND_OVERDUE
+
     def test_what_others_get_in_the_same_round_is_not_free_for_it(self) -> None:
         queued = [of_task(1, 1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)]
         assert explained(queued, a_pool(cpu_milli=2000)).rule is Rule.WAITS_IN_ORDER
@@ -135,6 +143,12 @@ class TestAtHome:
         full = a_pool(2, cpu_milli=2000, memory_mib=100, free={"cpu_milli": 0, "memory_mib": 0})
         found = explained([replace(self.at_home(1, node=2), cls=cls)], a_pool(1, cpu_milli=2000, memory_mib=900), full)
         assert (found.node, [lack.resource for lack in found.lacks]) == (2, ["cpu_milli"])
+
+    def test_those_at_home_take_no_memory_from_it(self) -> None:
+        cls = replace(fixed(), demand=Demand({"cpu_milli": 1000, "memory_mib": 100}))
+        pool = a_pool(1, cpu_milli=2000, memory_mib=200, free={"cpu_milli": 2000, "memory_mib": 100})
+        queued = [replace(self.at_home(1, node=1), cls=cls), an_action(2, cls=cls, submitted=NOW + 9)]
+        assert explained(queued, pool, policy=Spar(limit=1)).rule is Rule.STARTS_NEXT_ROUND
 
     def test_those_that_live_elsewhere_are_not_before_it(self) -> None:
         found = explained([self.at_home(1, node=1), self.at_home(2, node=2)], BUSY, replace(BUSY, node=2))
