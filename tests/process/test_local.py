@@ -119,7 +119,7 @@ class TestUp:
         [
             ("gateway", set()),
             ("admission", {"gateway"}),
-            ("scheduler", {"admission", "cpu", "gpu"}),
+            ("scheduler", {"gateway", "admission", "cpu", "gpu"}),
             ("cpu", {"scheduler", "gateway"}),
             ("gpu", {"scheduler"}),
         ],
