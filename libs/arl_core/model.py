@@ -245,3 +245,6 @@ class Plan:
 
     grants: tuple[Grant, ...] = ()
     resizes: tuple[Resize, ...] = field(default=())
+    watched: frozenset[int] = frozenset()
+    """Nodes where something is held back or asked back for one who waits: the next round looks at them again, for he
+    may be gone by then."""

@@ -1,6 +1,6 @@
 """What runs where, so that a round looks only at nodes on which something happened."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from arl_core.model import Resizable, Running
@@ -40,9 +40,9 @@ class RunningIndex:
         """Nodes on which something began, ended or changed since `calm`."""
         return frozenset(self._stirred)
 
-    def calm(self) -> None:
-        """A round has seen all."""
-        self._stirred.clear()
+    def calm(self, *, but: Iterable[int] = ()) -> None:
+        """A round has seen all; the next one is to look at these again."""
+        self._stirred = set(but)
 
     def add(self, running: Running) -> None:
         """A new one, or new amounts of one that is known."""

@@ -35,6 +35,8 @@ class Widening:
         self._admitted: dict[UUID, Waiting] = {}
         self._claimed: dict[int, int] = {}
         """Milli-cores that would be used if others shrank, by node."""
+        self._kept: dict[int, int] = {}
+        """Milli-cores that are free and not for whoever comes, by node."""
         self._claimable: list[tuple[int, int]] | None = None
         """Milli-cores below 0 and node, as they were at some time of this round: they only become fewer."""
 
@@ -66,6 +68,7 @@ class Widening:
 
     def keep(self, node: int, cores: int) -> None:
         """So many of the milli-cores that are claimed there are free already, and kept for whoever claims them."""
+        self._kept[node] = cores
         if node in self._claimed:
             self._claimed[node] = max(0, self._claimed[node] - cores)
 
@@ -85,7 +88,11 @@ class Widening:
                     wider[change.fence.action_id] = change
                 else:
                     resizes.append(change)
-        return Plan(grants=tuple(wider.get(grant.fence.action_id, grant) for grant in grants), resizes=tuple(resizes))
+        return Plan(
+            grants=tuple(wider.get(grant.fence.action_id, grant) for grant in grants),
+            resizes=tuple(resizes),
+            watched=frozenset(self._claimed | self._kept),
+        )
 
     def _can_change(self, node: int) -> bool:
         """Whether anything is free or could be given up."""

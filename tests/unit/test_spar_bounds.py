@@ -106,6 +106,22 @@ class TestClaims:
         )
         assert plan.resizes == ()
 
+    def test_a_node_that_kept_something_for_one_who_left_is_looked_at_again(self) -> None:
+        runs = a_wide_one(1, cores=1)
+        waits = an_action(9, cls=a_kind(3, cores=4), submitted=LONG_AGO)
+        lacks_memory = an_action(10, cls=a_kind(4, memory_mib=100), submitted=NOW)
+        pool = a_pool(cpu_milli=4000, free={"cpu_milli": 3000})
+        snapshot = a_snapshot(queued=[waits, lacks_memory], pools=[pool], running=[runs])
+        curves = Curves()
+        curves.now = NOW
+        snapshot = replace(snapshot, now=NOW, curves=curves)
+        plan = SPAR_M.plan(snapshot)
+        assert (plan.resizes, plan.watched) == ((), {1})
+        snapshot.running.calm(but=plan.watched)
+        snapshot.waiting.discard(waits.id)
+        (resize,) = SPAR_M.plan(snapshot).resizes
+        assert resize.amounts == {"cpu_milli": 4000}
+
 
 class TestCredit:
     def test_who_had_little_for_long_does_not_stop_others_for_as_long(self) -> None:
