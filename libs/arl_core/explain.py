@@ -9,7 +9,7 @@ from uuid import UUID
 
 from arl_core.curves import Width
 from arl_core.estimates import Estimates
-from arl_core.fairness import FairWalk, dominant_share
+from arl_core.fairness import dominant_share
 from arl_core.free import FreeAmounts
 from arl_core.ledger import fits
 from arl_core.load import Loads
@@ -17,7 +17,7 @@ from arl_core.model import ActionClass, Amounts, Grant, Plan, Pool, Shape, Waiti
 from arl_core.plan import Policy
 from arl_core.rules import Basis, Rule
 from arl_core.snapshot import Snapshot
-from arl_core.spar import Spar
+from arl_core.spar import Spar, fair_walk
 from arl_core.waiting import Bucket, Walk, came
 
 __all__ = ["LOOKED_AT", "Ahead", "Explanation", "Lack", "explain"]
@@ -236,12 +236,8 @@ def _competes(bucket: Bucket, action: Waiting) -> bool:
 
 def _fair_order(snapshot: Snapshot, buckets: list[Bucket], policy: Spar) -> Iterator[tuple[UUID, int, int]]:
     total = Loads(snapshot).total
-    tasks: dict[int, list[Bucket]] = {}
-    for bucket in buckets:
-        tasks.setdefault(bucket.key.task, []).append(bucket)
-    walks = {task: Walk(own, [_lead_s(snapshot, each.cls, policy) for each in own]) for task, own in tasks.items()}
     shares_s = {bucket.cls.key: _share_s(snapshot, bucket.cls, total) for bucket in buckets}
-    walk = FairWalk(walks, snapshot.shares, strictness=policy.constants.strictness)
+    walk = fair_walk(snapshot, buckets, policy.constants)
     while (head := walk.head) is not None:
         yield head.id, head.task, head.priority
         walk.advance(shares_s[head.cls.key])
@@ -269,8 +265,10 @@ def _lead_s(snapshot: Snapshot, cls: ActionClass, policy: Policy) -> float:
     """As `Spar` has it; a restore that whole devices may need besides depends on the group and is not in it."""
     if not isinstance(policy, Spar):
         return 0.0
-    constants = policy.groups if cls.shape is Shape.GROUP else policy.constants
-    return min(constants.lead_limit_s, constants.lead_per_unit_s * snapshot.curves.of(cls).area_s)
+    area_s = snapshot.curves.of(cls).area_s
+    if cls.shape is Shape.GROUP:
+        return min(policy.groups.lead_limit_s, policy.groups.lead_per_unit_s * area_s)
+    return policy.constants.lead_s(area_s)
 
 
 def _basis(snapshot: Snapshot, cls: ActionClass) -> Basis:

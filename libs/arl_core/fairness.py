@@ -161,12 +161,6 @@ class FairWalk:
         self._walks[task].leave_bucket()
         self._enter(task)
 
-    def pass_by(self) -> None:
-        """The head stays where it is; its bucket goes on."""
-        task = heappop(self._order)[2]
-        self._walks[task].advance()
-        self._enter(task)
-
     def _enter(self, task: int) -> None:
         walk = self._walks[task]
         if (head := walk.head) is not None:

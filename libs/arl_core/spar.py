@@ -5,6 +5,7 @@ so short ones pass long ones, and nothing is ever overtaken by what came later t
 the time that the units would save those who wait. Between tasks: weighted fair shares.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from arl_core.curves import Width, best_width, units_of
@@ -17,7 +18,7 @@ from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
 from arl_core.widening import Widening
 
-__all__ = ["Spar", "SparConstants"]
+__all__ = ["Spar", "SparConstants", "fair_walk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class SparConstants:
     """What a second of the whole cell that a task had more than another counts, in seconds of lead."""
     postpone_gain: float = 0.9
     """Waiting for more units has to make an action end in less than this part of the time."""
+
+    def lead_s(self, area_s: float) -> float:
+        """How far behind others an action of this area, in unit-seconds, goes."""
+        return min(self.lead_limit_s, self.lead_per_unit_s * area_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,20 @@ class Spar:
         return action_part(amounts) if at_home else dict(amounts)
 
 
+def fair_walk(snapshot: Snapshot, buckets: Iterable[Bucket], constants: SparConstants) -> FairWalk:
+    """These buckets' actions in the order in which a round looks at them."""
+    tasks: dict[int, list[Bucket]] = {}
+    for bucket in buckets:
+        tasks.setdefault(bucket.key.task, []).append(bucket)
+    curves = snapshot.curves
+    walks = {
+        task: Walk(own, [constants.lead_s(curves.of(bucket.cls).area_s) for bucket in own])
+        for task, own in tasks.items()
+    }
+    overdue_before = snapshot.now - constants.lead_limit_s
+    return FairWalk(walks, snapshot.shares, strictness=constants.strictness, overdue_before=overdue_before)
+
+
 class _Round:
     def __init__(self, policy: Spar, snapshot: Snapshot) -> None:
         self._resizing, self._limit, self._constants = policy.resizing, policy.limit, policy.constants
@@ -84,7 +103,7 @@ class _Round:
 
     def plan(self) -> Plan:
         grants = priced_groups(self._snapshot, limit=self._limit, constants=self._groups)
-        walk = self._walk()
+        walk = fair_walk(self._snapshot, self._buckets, self._constants)
         needed = {bucket.cls.demand.minimum.get(_CORES, 0) for bucket in self._buckets}
         least, all_need_cores = min(needed - {0}, default=0), 0 not in needed
         while (action := walk.head) is not None and len(grants) < self._limit:
@@ -108,19 +127,6 @@ class _Round:
     def _has_cores(self, milli: int) -> bool:
         """Whether so many are free anywhere, or could be had."""
         return self._free.has_cores(milli) or (self._resizing and self._widening.has_claimable(milli))
-
-    def _walk(self) -> FairWalk:
-        tasks: dict[int, list[Bucket]] = {}
-        for bucket in self._buckets:
-            tasks.setdefault(bucket.key.task, []).append(bucket)
-        walks = {task: Walk(buckets, list(map(self._lead_s, buckets))) for task, buckets in tasks.items()}
-        overdue_before = self._snapshot.now - self._constants.lead_limit_s
-        strictness = self._constants.strictness
-        return FairWalk(walks, self._snapshot.shares, strictness=strictness, overdue_before=overdue_before)
-
-    def _lead_s(self, bucket: Bucket) -> float:
-        constants = self._constants
-        return min(constants.lead_limit_s, constants.lead_per_unit_s * self._curves.of(bucket.cls).area_s)
 
     def _keep_free_for(self, action: Waiting) -> None:
         """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
@@ -155,7 +161,8 @@ class _Round:
                 self._widening.claim(action)
             return None
         wanted = self._priced(node, action, units=float("inf"))
-        node = self._free.node_for(action, _amounts(action, wanted)) or node
+        fitting = self._free.node_for(action, _amounts(action, wanted))
+        node = node if fitting is None else fitting
         width = self._width_on(node, action)
         return None if width is None else self._free.take_on(node, action, _amounts(action, width))
 
