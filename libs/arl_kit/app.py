@@ -174,7 +174,8 @@ class _Envelope:
             began = began or time.monotonic()
             left_s = began + self._timeout_s + seen / SLOWEST_BODY - time.monotonic()
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, left_s))
+                async with asyncio.timeout(max(0.0, left_s)):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(RequestTimeout.status, "the body came too slowly; send it again") from None
             complete = not message.get("more_body", False)

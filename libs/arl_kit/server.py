@@ -33,6 +33,7 @@ def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Calla
         http="httptools",
         ws="none",
         access_log=False,
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         backlog=2048,

@@ -32,6 +32,7 @@ from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.snapshot_routes import router as snapshot_router
 from arl_gateway.snapshots import Snapshots
+from arl_gateway.submit_routes import router as submit_router
 from arl_gateway.trace_routes import router as trace_router
 from arl_gateway.traces import Traces
 from arl_gateway.waiters import Waiters
@@ -44,7 +45,16 @@ from arl_store.wake import Listener
 __all__ = ["build"]
 
 ROUTERS = (
-    *(router, trajectories, live_router, environment_router, archive_router, snapshot_router, reward_router),
+    *(
+        submit_router,
+        router,
+        trajectories,
+        live_router,
+        environment_router,
+        archive_router,
+        snapshot_router,
+        reward_router,
+    ),
     *(trace_router, explain_router, admin, node_router, project_router),
 )
 POOL_WAIT_S = 1.0

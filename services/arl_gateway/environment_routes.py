@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from arl_gateway.routes import (
     ANY,
     JSON_BODY,
-    SUBMIT,
     EnvironmentService,
     IdempotencyKey,
     Reader,
@@ -16,6 +15,7 @@ from arl_gateway.routes import (
     trace_of,
     written,
 )
+from arl_gateway.submit_routes import SUBMIT
 from arl_kit.app import documented
 from arl_wire.actions import Action, Name, RelativePath
 from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState

@@ -23,7 +23,6 @@ from arl_wire.actions import (
     ActionPage,
     BatchAccepted,
     Name,
-    SubmitAction,
     WaitRequest,
     WaitResponse,
 )
@@ -31,18 +30,11 @@ from arl_wire.audit import Audit
 from arl_wire.errors import (
     BadRequest,
     Conflict,
-    DemandImpossible,
     Forbidden,
-    IdempotencyKeyReused,
     Internal,
     NotFound,
-    QueueFull,
     RateLimited,
     RequestTimeout,
-    RequirementNotEnforced,
-    ServiceUnknown,
-    TangramError,
-    TemplateUnknown,
     TooLarge,
     Unauthenticated,
     Unavailable,
@@ -52,24 +44,20 @@ from arl_wire.errors import (
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
-__all__ = ["admin", "may_administer", "router", "trajectories"]
+__all__ = ["admin", "caller_of", "may_administer", "router", "trajectories"]
 
 API_KEY = HTTPBearer(
     auto_error=False, scheme_name="ApiKey", description="An API key, `tk_…`; `tangram up` makes the first one"
 )
 ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
 BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
-SUBMIT = (
-    *BODY,
-    NotFound,
-    Conflict,
-    QueueFull,
-    IdempotencyKeyReused,
-    DemandImpossible,
-    RequirementNotEnforced,
-    TemplateUnknown,
-    ServiceUnknown,
-)
+
+
+async def caller_of(request: Request, response: Response) -> Caller:
+    """Whose key it is, and one request less that he may make."""
+    caller: Caller = await request.app.state.keys.caller(request.headers.get("authorization"))
+    response.headers.update(request.app.state.limiter.take(caller.key_id))
+    return caller
 
 
 async def _caller(
@@ -77,9 +65,7 @@ async def _caller(
     response: Response,
     _documented: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)],
 ) -> Caller:
-    caller: Caller = await request.app.state.keys.caller(request.headers.get("authorization"))
-    response.headers.update(request.app.state.limiter.take(caller.key_id))
-    return caller
+    return await caller_of(request, response)
 
 
 async def _reader(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
@@ -156,44 +142,11 @@ IdempotencyKey = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(alias="If-None-Match", description="Entity tags, as ETag gave them, of versions known already")
 ]
-LOCATION: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
 ETAG: dict[str, Any] = {"ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}}
 
 router = APIRouter(prefix="/v1", tags=["actions"])
 trajectories = APIRouter(prefix="/v1/trajectories", tags=["trajectories"])
 admin = APIRouter(prefix="/v1/admin", tags=["admin"])
-
-
-@router.post(
-    "/actions",
-    operation_id="submit_action",
-    dependencies=JSON_BODY,
-    status_code=202,
-    response_model=Action,
-    responses={
-        200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION},
-        202: {"description": "Durable, and not settled yet", "headers": LOCATION},
-        **documented(*ANY, *SUBMIT),
-    },
-)
-async def submit_action(
-    body: SubmitAction,
-    caller: Writer,
-    actions: Service,
-    request: Request,
-    response: Response,
-    wait: Wait = 0,
-    idempotency_key: IdempotencyKey = None,
-) -> Response:
-    """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
-    trace = trace_of(request)
-    environments: Environments = request.app.state.environments
-    (named,) = await environments.named([body], caller, key=idempotency_key)
-    if isinstance(named, TangramError):
-        raise named
-    action = await actions.submit(named, caller, key=idempotency_key, trace=trace, wait_s=wait)
-    response.headers["location"] = f"/v1/actions/{action.id}"
-    return written(action, response, 200 if action.state is State.SETTLED else 202)
 
 
 @router.post(
