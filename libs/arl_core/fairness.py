@@ -39,7 +39,11 @@ def total_amounts(capacities: Iterable[Amounts]) -> dict[str, int]:
 
 def dominant_share(amounts: Amounts, total: Amounts) -> float:
     """The largest part, of any one resource, that these amounts are of the whole; 0..1."""
-    return max((amount / total[name] for name, amount in amounts.items() if amount and total.get(name)), default=0.0)
+    most = 0.0
+    for name, amount in amounts.items():
+        if amount and (whole := total.get(name)) and amount > most * whole:
+            most = amount / whole
+    return most
 
 
 class Shares:

@@ -1,13 +1,12 @@
 """The right to run one attempt of one action."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 __all__ = ["Fence"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Fence:
+class Fence(NamedTuple):
     """`grant_no` rises with every grant; whoever lost a fence can change nothing any more."""
 
     action_id: UUID

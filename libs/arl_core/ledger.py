@@ -1,7 +1,7 @@
 """Who holds what on which node. The scheduler plans against it, a manager refuses by it."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from arl_core.model import Amounts
 
@@ -16,8 +16,7 @@ def fits(amounts: Amounts, free: Amounts) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     node: int
     amounts: Amounts
 
@@ -28,34 +27,40 @@ class Ledger:
     def __init__(self) -> None:
         self._capacity: dict[int, dict[str, int]] = {}
         self._held: dict[int, dict[str, int]] = {}
+        self._free: dict[int, dict[str, int]] = {}
+        """Capacity less what is held, of the resources that a node has."""
         self._holds: dict[Hashable, Hold] = {}
 
     def set_capacity(self, node: int, capacity: Amounts) -> None:
+        held = self._held.setdefault(node, {})
         self._capacity[node] = dict(capacity)
-        self._held.setdefault(node, {})
+        self._free[node] = {resource: total - held.get(resource, 0) for resource, total in capacity.items()}
 
     def capacity(self, node: int) -> Amounts:
         return dict(self._capacity.get(node, {}))
 
     def free(self, node: int) -> dict[str, int]:
         """Capacity less what is held; negative where a node shrank below what it holds."""
-        held = self._held.get(node, {})
-        return {resource: total - held.get(resource, 0) for resource, total in self._capacity.get(node, {}).items()}
+        return self._free.get(node, {}).copy()
 
     def take(self, holder: Hashable, node: int, amounts: Amounts) -> None:
         """Replace what `holder` holds. Never refuses: whoever must not overbook asks `fits` first."""
         self.release(holder)
         self._holds[holder] = Hold(node, dict(amounts))
-        held = self._held.setdefault(node, {})
+        held, free = self._held.setdefault(node, {}), self._free.get(node, {})
         for resource, amount in amounts.items():
             held[resource] = held.get(resource, 0) + amount
+            if resource in free:
+                free[resource] -= amount
 
     def release(self, holder: Hashable) -> bool:
         """Give back what `holder` holds. False if it held nothing."""
         hold = self._holds.pop(holder, None)
         if hold is None:
             return False
-        held = self._held[hold.node]
+        held, free = self._held[hold.node], self._free.get(hold.node, {})
         for resource, amount in hold.amounts.items():
             held[resource] -= amount
+            if resource in free:
+                free[resource] += amount
         return True

@@ -32,8 +32,9 @@ class Loads:
         self._snapshot = snapshot
         self.total = total_amounts(pool.capacity for pool in snapshot.pools.values())
         """Capacity of all nodes together."""
-        open_pools = (pool for pool in snapshot.pools.values() if pool.accepting and pool.serving)
-        self._open = total_amounts(pool.capacity for pool in open_pools)
+        open_pools = [pool for pool in snapshot.pools.values() if pool.accepting and pool.serving]
+        all_open = len(open_pools) == len(snapshot.pools)
+        self._open = self.total if all_open else total_amounts(pool.capacity for pool in open_pools)
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
         self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}

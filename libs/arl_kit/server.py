@@ -1,7 +1,6 @@
 """Running an app: uvicorn, told when to drain, and asleep while nothing happens."""
 
 import asyncio
-import gc
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -9,6 +8,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from arl_kit import collector
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import set_up_logging
 
@@ -22,9 +22,7 @@ TICK_S = 1.0
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
     set_up_logging(name, settings.log_level)
-    # What importing made stays for ever; the collector need not look through it again and again.
-    gc.collect()
-    gc.freeze()
+    collector.freeze()
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ from uuid import UUID
 from arl_core.fairness import QueueWeight
 from arl_core.model import Grant
 from arl_core.spar import Spar
+from arl_kit import collector
 from arl_scheduler.index import Index
 from arl_scheduler.rows import NodeRow, PollResult
 from arl_wire.internal import QueuedAction
@@ -24,6 +26,10 @@ __all__ = ["Measured", "Sizes", "measure"]
 
 FREED_AT_ONCE = 64
 """Actions that end between two rounds."""
+POLLED_EVERY = 100
+"""Rounds: only then is it known which actions have started, and can be resized. Managers confirm at once here."""
+SETTLED_AFTER = 2 * POLLED_EVERY
+"""Rounds that fill the nodes, and take back what was given while there was room; then the system is at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,7 @@ def measure(sizes: Sizes) -> Measured:
     for _ in range(0, sizes.waiting, _PAGE):
         index.admit(numbers.take(_PAGE))
     found.admit_s = time.process_time() - began
-    gc.collect()
-    gc.freeze()
+    collector.freeze()
     found.bytes_waiting = _resident() - before
     _rounds(index, numbers, sizes, found)
     return found
@@ -70,7 +75,12 @@ def measure(sizes: Sizes) -> Measured:
 def _rounds(index: Index, numbers: "_Numbers", sizes: Sizes, found: Measured) -> None:
     running: list[Grant] = []
     random, now = Random(sizes.seed), float(sizes.waiting) * 1e-4  # noqa: S311
-    while len(found.round_s) < sizes.rounds:
+    for number in count(1):
+        if len(found.round_s) == sizes.rounds:
+            return
+        if number % POLLED_EVERY == 0:
+            for hold in index.holds:
+                index.holds.started(hold, hold.started or now)
         over = [running.pop(random.randrange(len(running))) for _ in range(min(FREED_AT_ONCE, len(running)))]
         index.freed(grant.fence for grant in over)
         index.admit(numbers.take(len(over)))
@@ -78,10 +88,11 @@ def _rounds(index: Index, numbers: "_Numbers", sizes: Sizes, found: Measured) ->
         began = time.process_time()
         plan = index.plan(now=now, silent_after_s=1e9, watching_since=0.0)
         index.granted(plan.grants, now=now)
+        for resize in plan.resizes:
+            index.holds.resized(resize.fence, resize.amounts, seq=1, now=now)
         took = time.process_time() - began
         running += plan.grants
-        if len(plan.grants) < sizes.limit:
-            # The first rounds fill the nodes; what is measured is the system at work.
+        if number > SETTLED_AFTER:
             found.round_s.append(took)
             found.granted.append(len(plan.grants))
             found.resized += len(plan.resizes)

@@ -23,6 +23,7 @@ from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, HomesByNode, Name, Standing
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
+from arl_store.ids import as_read
 from arl_wire.internal import QueuedAction
 
 __all__ = ["Index", "Name"]
@@ -78,16 +79,17 @@ class Index:
     def admit(self, rows: Iterable[QueuedAction]) -> None:
         """Take queued rows in. Rows already known, or held under a later grant, are nothing new."""
         for row in rows:
-            hold = self.holds.of(row.id)
+            id = as_read(row.id)
+            hold = self.holds.of(id)
             if hold is not None and hold.fence.grant_no > row.grant_no:
                 continue
             if hold is not None:
-                self._release(row.id)
-            known = self._queued.get(row.id)
+                self._release(id)
+            known = self._queued.get(id)
             if known is not None and known.grant_no < row.grant_no:
-                self._forget_queued(row.id)
+                self._forget_queued(id)
             if known is None or known.grant_no < row.grant_no:
-                self._queue(row)
+                self._queue(id, row)
 
     def granted(self, grants: Iterable[Grant], *, now: float) -> None:
         """These grants are committed."""
@@ -117,7 +119,7 @@ class Index:
             if hold.home is not None and fence in requeued:
                 self._homes[hold.home].returning = True
                 self._returning.add(hold.home)
-            self._release(fence.action_id)
+            self._release(hold.fence.action_id)
 
     def poll_begins(self) -> None:
         self._returned, self._returning = self._returning, set()
@@ -213,12 +215,12 @@ class Index:
         homes = (self._homes[name] for name in self._tombstones)
         return sorted((home for home in homes if home.line), key=lambda home: home.name)
 
-    def _queue(self, row: QueuedAction) -> None:
+    def _queue(self, id: UUID, row: QueuedAction) -> None:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
         name = trajectory if row.environment["scope"] == "trajectory" else None
         home = self._homes.get(trajectory) if trajectory is not None else None
         action = Waiting(
-            id=row.id,
+            id=id,
             cls=self._class_of(row),
             task=row.queue_id,
             submitted=row.submitted,
@@ -228,16 +230,16 @@ class Index:
             trajectory=trajectory,
             began=min(home.began, row.submitted) if home is not None else None,
         )
-        self._queued[row.id] = action
+        self._queued[id] = action
         self._accounts.shares.begin(action.task)
         self._deadlines.add(action)
         if name is None:
             self._offer(action)
             return
-        self._home_of[row.id] = name
+        self._home_of[id] = name
         home = self._homes.setdefault(name, Home(name, row.environment_id or uuid4()))
         home.began = min(home.began, row.submitted)
-        insort(home.line, row.id)
+        insort(home.line, id)
         self._promote(home)
 
     def _class_of(self, row: QueuedAction) -> ActionClass:

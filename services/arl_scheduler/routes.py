@@ -5,7 +5,8 @@ from arl_kit.hops import Hops
 from arl_scheduler.estimate_rows import Run
 from arl_scheduler.explaining import Explaining
 from arl_scheduler.mailbox import Mailbox
-from arl_wire.internal import AdmittedHint, ExplainAsk, FreedHint
+from arl_store.ids import as_read
+from arl_wire.internal import AdmittedHint, ExplainAsk, FenceBody, FreedHint, RunBody
 
 __all__ = ["add_hops", "add_questions"]
 
@@ -15,12 +16,8 @@ def add_hops(hops: Hops, mailbox: Mailbox) -> None:
         mailbox.admitted(hint.actions)
 
     async def freed(hint: FreedHint) -> None:
-        runs = {Fence(run.id, run.grant_no): Run(run.run_us, run.cpu_us) for run in hint.runs}
-        mailbox.freed(
-            [*(Fence(fence.id, fence.grant_no) for fence in hint.fences), *runs],
-            requeued=(Fence(fence.id, fence.grant_no) for fence in hint.requeued),
-            runs=runs,
-        )
+        runs = {_fence(run): Run(run.run_us, run.cpu_us) for run in hint.runs}
+        mailbox.freed([*map(_fence, hint.fences), *runs], requeued=map(_fence, hint.requeued), runs=runs)
 
     hops.add("/internal/admitted", AdmittedHint, admitted)
     hops.add("/internal/freed", FreedHint, freed)
@@ -28,3 +25,7 @@ def add_hops(hops: Hops, mailbox: Mailbox) -> None:
 
 def add_questions(hops: Hops, explaining: Explaining) -> None:
     hops.add("/internal/explain", ExplainAsk, explaining.explain)
+
+
+def _fence(body: FenceBody | RunBody) -> Fence:
+    return Fence(as_read(body.id), body.grant_no)

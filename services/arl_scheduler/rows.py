@@ -13,6 +13,7 @@ from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape
 from arl_core.states import State
+from arl_store.ids import parsed
 from arl_wire.actions import HOST
 from arl_wire.internal import QueuedAction
 
@@ -121,7 +122,7 @@ def poll_result(row: Any) -> PollResult:
         mark=int(row.mark),
         queued=tuple(queued_rows(row.queued)),
         held=tuple(_held(entry) for entry in json.loads(row.held)),
-        cancelled=tuple(UUID(entry) for entry in json.loads(row.cancelled)),
+        cancelled=tuple(parsed(entry) for entry in json.loads(row.cancelled)),
         nodes=tuple(_node(entry) for entry in json.loads(row.nodes)),
         environments=tuple(_environment(entry) for entry in json.loads(row.environments)),
         paused=frozenset(json.loads(row.paused)),
@@ -196,15 +197,15 @@ def _elasticity(entry: Mapping[str, Any]) -> Elasticity:
 
 def _held(entry: Mapping[str, Any]) -> Held:
     return Held(
-        fence=Fence(UUID(entry["id"]), entry["grant_no"]),
+        fence=Fence(parsed(entry["id"]), entry["grant_no"]),
         state=State(entry["state"]),
         queue_id=entry["queue_id"],
         trajectory=entry["trajectory"],
         class_key=entry["class_key"],
         node=entry["node_id"],
-        node_epoch=UUID(entry["node_epoch"]),
+        node_epoch=parsed(entry["node_epoch"]),
         amounts=entry["amounts"],
-        environment=UUID(entry["environment_id"]) if entry["environment_id"] else None,
+        environment=parsed(entry["environment_id"]) if entry["environment_id"] else None,
         failures=entry["failures"],
         retries=entry["retries"],
         granted=entry["granted"],
@@ -219,7 +220,7 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
         id=entry["id"],
         kind=entry["kind"],
         url=entry["url"],
-        epoch=UUID(entry["epoch"]),
+        epoch=parsed(entry["epoch"]),
         capacity=entry["capacity"],
         enforces=_enforced(entry),
         closed=entry["closed"],
@@ -230,7 +231,7 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
 
 def _environment(entry: Mapping[str, Any]) -> EnvironmentRow:
     return EnvironmentRow(
-        id=UUID(entry["id"]),
+        id=parsed(entry["id"]),
         queue_id=entry["queue_id"],
         trajectory=entry["trajectory"],
         node=entry["node_id"],
