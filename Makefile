@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH := .torch
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint openapi clean
+.PHONY: help demo test test-all test-torch lint openapi clean
 
 help:
 	@echo "make demo      bring the system up, run real rollouts, print what they earned"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
-	@echo "make test-all  the gate and the slow ones: kills, other users, benchmarks in short form"
+	@echo "make test-all  the gate and the slow ones: kills, other users, torch, benchmarks in short form"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make openapi   write openapi/gateway.json anew, after a change of the API"
 	@echo "make clean     remove the virtual environment and caches"
@@ -30,6 +31,15 @@ test: $(VENV)/.ready
 
 test-all: test
 	$(BIN)/python -m pytest -m 'slow or gpu'
+	$(MAKE) test-torch
+
+# Beside the environment and not in it, so that everything else is measured and tested as it is installed.
+$(TORCH)/.ready: constraints.txt $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(TORCH) torch
+	@touch $@
+
+test-torch: $(TORCH)/.ready
+	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -41,5 +51,5 @@ openapi: $(VENV)/.ready
 	$(BIN)/python -m arl_gateway.document > openapi/gateway.json
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
