@@ -20,7 +20,7 @@ from arl_sim.results import Piece, Record, Result
 from arl_sim.site import CORE_MILLI, TOGETHER, Classes, Site, pools_of
 from arl_sim.workload import Need, Rollout, Turn, Work, Workload
 
-__all__ = ["RESIZE_S", "START_S", "Simulation", "Stuck"]
+__all__ = ["RESIZE_S", "START_S", "Overheads", "Simulation", "Stuck"]
 
 START_S = 0.02
 """From a grant until the action works: two hops and the start of a process."""
@@ -29,6 +29,16 @@ RESIZE_S = 0.005
 SAME_MOMENT_S = 1e-9
 
 Handler = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What is charged besides work, in seconds."""
+
+    start_s: float = START_S
+    pod_start_s: float = 0.0
+    """The same where trajectories have pods, which get it for nothing unless somebody measured it."""
+    resize_s: float = RESIZE_S
 
 
 class Stuck(RuntimeError):
@@ -80,6 +90,7 @@ class Simulation:
     policy: Policy
     classes: Classes
     expectations: Expectations
+    overheads: Overheads = Overheads()
     _events: list[tuple[float, int, Handler]] = field(default_factory=list)
     _running: dict[UUID, _Running] = field(default_factory=dict)
     _on_node: dict[int, dict[UUID, _Running]] = field(default_factory=dict)
@@ -172,7 +183,7 @@ class Simulation:
             return
         service = action.cls.service
         restore_s = 0.0 if resident or service is None else service.restore_s(len(grant.devices))
-        overhead_s = 0.0 if self.policy.has_pods else START_S
+        overhead_s = self.overheads.pod_start_s if self.policy.has_pods else self.overheads.start_s
         work = life.turn.work
         attempt = Attempt(work, self._units(work, grant.amounts), now + overhead_s + restore_s)
         running = _Running(
@@ -258,9 +269,10 @@ class Simulation:
         running.resized = running.resizing = True
         self._books.begin_resize(resize.fence, running.node, resize.amounts)
         self._cut(running, now)
-        running.attempt.change(self._units(running.attempt.work, resize.amounts), now=now, pause_s=RESIZE_S)
+        pause_s = self.overheads.resize_s
+        running.attempt.change(self._units(running.attempt.work, resize.amounts), now=now, pause_s=pause_s)
         self._expect_end(running)
-        self._at(now + RESIZE_S, partial(self._resized, running))
+        self._at(now + pause_s, partial(self._resized, running))
 
     def _resized(self, running: _Running, now: float) -> None:
         """The manager has confirmed it; only now is free what a shrink gave back."""

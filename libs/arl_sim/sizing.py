@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from arl_core.plan import Policy
 from arl_core.policies import PolicyName, policy_of
-from arl_sim.engine import Simulation
+from arl_sim.engine import Overheads, Simulation
 from arl_sim.expectations import Learnt
 from arl_sim.prototype import prototype
 from arl_sim.published import Published, published
@@ -13,8 +13,9 @@ from arl_sim.results import Result
 from arl_sim.site import CORE_MILLI, Asking, Classes, Site, groups_of_eight
 from arl_sim.workload import Need, Workload
 
-__all__ = ["DoesNotFit", "Hardware", "generate", "simulate"]
+__all__ = ["PODS", "DoesNotFit", "Hardware", "asking_of", "generate", "simulate"]
 
+USUAL = Overheads()
 PODS = frozenset({PolicyName.STATIC, PolicyName.OVERCOMMITTED})
 
 
@@ -40,14 +41,19 @@ def generate(name: str, seed: int) -> Workload:
     return prototype(seed) if name == "prototype" else published(Published(name), seed)
 
 
-def simulate(workload: Workload, name: str, hardware: Hardware) -> Result:
+def simulate(workload: Workload, name: str, hardware: Hardware, overheads: Overheads = USUAL) -> Result:
     """Raises `DoesNotFit`."""
     site = _site(workload, PolicyName(name), hardware)
     policy: Policy = policy_of(PolicyName(name), pod_cpu_milli=hardware.pod_cores * CORE_MILLI, limit=1_000_000)
-    asking = Asking.FIXED if name in PODS or name == PolicyName.FCFS else Asking.ELASTIC
+    asking = asking_of(name)
     known = Learnt()
     classes = Classes(site, workload.services, asking)
-    return Simulation(workload, site, policy, classes, known).run()
+    return Simulation(workload, site, policy, classes, known, overheads).run()
+
+
+def asking_of(name: str) -> Asking:
+    """Only some policies have a use for ranges."""
+    return Asking.FIXED if name in PODS or name == PolicyName.FCFS else Asking.ELASTIC
 
 
 def _site(workload: Workload, name: PolicyName, hardware: Hardware) -> Site:

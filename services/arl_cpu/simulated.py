@@ -1,6 +1,7 @@
 """An executor without processes: attempts only take time. A benchmark instrument, not a sandbox."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,9 @@ _ENFORCEMENT = {**dict.fromkeys(_CAPABILITIES, "absent"), "driver": "simulated"}
 
 
 class SimulatedExecutor:
-    """`sleep SECONDS` takes that long, everything else ends at once; nothing is really run."""
+    """Nothing is really run: `sleep SECONDS` takes that long whatever it has, and everything else ends at once, but
+    `work SECONDS FRACTION CORES` takes as long as so much work of one core does on what it has of so many cores.
+    """
 
     def __init__(self) -> None:
         self._node_epoch = uuid4()
@@ -79,7 +82,9 @@ class SimulatedExecutor:
         for resize in found:
             attempt = self._running[resize.fence]
             if resize.amounts_seq > attempt.given.amounts_seq:
+                attempt.advance(time.monotonic())
                 attempt.given = resize
+                self._expect_end(resize.fence, attempt)
         return frozenset(resize.fence for resize in found)
 
     async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
@@ -88,9 +93,8 @@ class SimulatedExecutor:
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:
-            if (attempt := self._running.get(fence)) is not None:
-                attempt.timer.cancel()
-                self._end(Report(fence=fence, outcome="cancelled", run_us=_age_us(attempt)))
+            if fence in self._running:
+                self._end(Report(fence=fence, outcome="cancelled"))
 
     async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
         """There never is any; only the end is told."""
@@ -139,50 +143,112 @@ class SimulatedExecutor:
         if spec.environment.scope == "trajectory":
             self._environments.add(identifier)
         self._busy.add(identifier)
-        wanted_s = _duration_s(spec)
-        timer = asyncio.get_running_loop().call_later(min(wanted_s, spec.timeout_s), self._finish, spec, wanted_s)
+        now = time.monotonic()
         given = Resize(fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.amounts_seq)
-        self._running[spec.fence] = _Attempt(identifier, time.monotonic(), timer, given, spec.stdin_open)
+        attempt = _Attempt(spec, _Program.of(spec), given, started_at=now, since=now)
+        self._running[spec.fence] = attempt
+        self._expect_end(spec.fence, attempt)
 
-    def _finish(self, spec: ExecSpec, wanted_s: float) -> None:
-        run_us = _age_us(self._running[spec.fence])
-        if wanted_s > spec.timeout_s:
-            self._end(Report(fence=spec.fence, outcome="user_timeout", run_us=run_us, missing_files=spec.fetch))
+    def _expect_end(self, fence: Fence, attempt: "_Attempt") -> None:
+        """As long as it has what it has now."""
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        left_s = attempt.left * attempt.program.duration_s(attempt.given.cpu_milli)
+        timeout_s = attempt.started_at + attempt.spec.timeout_s - attempt.since
+        attempt.timer = asyncio.get_running_loop().call_later(
+            max(0.0, min(left_s, timeout_s)), self._finish, fence, left_s > timeout_s
+        )
+
+    def _finish(self, fence: Fence, is_timeout: bool) -> None:
+        missing = self._running[fence].spec.fetch
+        if is_timeout:
+            self._end(Report(fence=fence, outcome="user_timeout", missing_files=missing))
         else:
-            self._end(Report(fence=spec.fence, outcome="ok", exit_code=0, run_us=run_us, missing_files=spec.fetch))
+            self._end(Report(fence=fence, outcome="ok", exit_code=0, missing_files=missing))
 
     def _end(self, report: Report) -> None:
         attempt = self._running.pop(report.fence, None)
         if attempt is not None:
+            if attempt.timer is not None:
+                attempt.timer.cancel()
+            attempt.advance(time.monotonic())
             attempt.ended.set()
             self._busy.discard(attempt.environment)
+            report = replace(report, run_us=attempt.run_us, cpu_us=attempt.cpu_us)
         report = replace(report, enforcement=_ENFORCEMENT)
         self._reports[report.fence] = report
         self._events.put_nowait(report)
 
 
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """How long it takes on how much of the cores."""
+
+    seconds: float = 0.0
+    """On one core."""
+    parallel_fraction: float = 0.0
+    cores: float = 1.0
+    """More than so many it can't use."""
+    works: bool = False
+    """Else it only waits, and cores make no difference."""
+
+    @classmethod
+    def of(cls, spec: ExecSpec) -> "_Program":
+        match spec.argv:
+            case ("sleep", seconds):
+                return cls(float(seconds))
+            case ("work", seconds, fraction, cores):
+                return cls(float(seconds), float(fraction), float(cores), works=True)
+        return cls()
+
+    def duration_s(self, cpu_milli: int) -> float:
+        """Amdahl's law (1967); on a part of a core it is slower in proportion."""
+        cores = min(cpu_milli / 1000, self.cores)
+        if not self.works or self.seconds == 0.0:
+            return self.seconds
+        if cores < 1.0:
+            return self.seconds / cores if cores > 0.0 else math.inf
+        return self.seconds * ((1.0 - self.parallel_fraction) + self.parallel_fraction / cores)
+
+
 @dataclass(slots=True)
 class _Attempt:
-    environment: UUID
-    started_at: float
-    timer: asyncio.TimerHandle
+    spec: ExecSpec
+    program: _Program
     given: Resize
-    stdin_open: bool
+    started_at: float
+    since: float
+    """When `left` was last looked at; monotonic, as `started_at` is."""
+    left: float = 1.0
+    """The part of its work."""
+    timer: asyncio.TimerHandle | None = None
     fed_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def environment(self) -> UUID:
+        return self.spec.environment.id
+
+    @property
+    def stdin_open(self) -> bool:
+        return self.spec.stdin_open
+
+    def advance(self, now: float) -> None:
+        """It ran on what it has until now."""
+        duration_s = self.program.duration_s(self.given.cpu_milli)
+        done = (now - self.since) / duration_s if duration_s > 0.0 else 1.0
+        self.left, self.since = max(0.0, self.left - done), now
+
+    @property
+    def run_us(self) -> int:
+        """Until `since`."""
+        return int((self.since - self.started_at) * 1_000_000)
+
+    @property
+    def cpu_us(self) -> int:
+        return int(self.program.seconds * (1.0 - self.left) * 1_000_000) if self.program.works else 0
 
     def running(self, fence: Fence) -> RunningAttempt:
         return RunningAttempt(
             fence, self.environment, self.given.cores, self.given.cpu_milli, amounts_seq=self.given.amounts_seq
         )
-
-
-def _age_us(attempt: _Attempt) -> int:
-    return int((time.monotonic() - attempt.started_at) * 1_000_000)
-
-
-def _duration_s(spec: ExecSpec) -> float:
-    match spec.argv:
-        case ("sleep", seconds):
-            return float(seconds)
-    return 0.0

@@ -181,3 +181,18 @@ class TestSimulated:
         assert (output.ended, output.stdout.total_bytes) == (True, 0)
         await report
         await bench.close()
+
+    async def test_work_is_as_quick_as_its_cores_and_follows_them(self) -> None:
+        executor = SimulatedExecutor()
+        bench = Bench(executor, await executor.connect())
+        alone = await bench.begin(a_command("work", "0.1", "0.5", "4"))
+        helped = await bench.begin(a_command("work", "10", "1.0", "100", cpu_milli=1_000_000))
+        grown, shrunk = a_command("work", "60", "1.0", "1000"), a_command("work", "0.1", "1.0", "1")
+        ends = [alone, helped, await bench.begin(grown), await bench.begin(shrunk)]
+        assert await bench.resize(grown, 1_000_000)
+        assert await bench.resize(shrunk, 500)
+        reports = await asyncio.gather(*ends)
+        await bench.close()
+        least = [100_000, 100_000, 60_000, 190_000]
+        assert all(us <= each.run_us < 5_000_000 for us, each in zip(least, reports, strict=True))
+        assert [each.cpu_us / 1e6 for each in reports] == pytest.approx([0.1, 10, 60, 0.1], rel=0.01)

@@ -15,7 +15,7 @@ from arl_core.snapshot import Snapshot
 from arl_core.spar import Spar
 from arl_sim.attempts import fair_shares
 from arl_sim.books import Overbooked
-from arl_sim.engine import START_S, Simulation, Stuck
+from arl_sim.engine import START_S, Overheads, Simulation, Stuck
 from arl_sim.expectations import ClassMeans, Learnt, Nothing
 from arl_sim.paper import Contender, Hardware, average, run_steps
 from arl_sim.prototype import SERVICES, prototype
@@ -103,6 +103,14 @@ class TestSimulation:
         two = [a_rollout((0.0, a_suite(8.0))) for _ in range(2)]
         (first, second) = simulated(two, StaticPods(8000, overcommitted=True), cores=8).records
         assert first.ended == second.ended == pytest.approx(8.0 * (0.1 + 0.9 / 4))
+
+    def test_what_actions_cost_besides_their_work_is_charged_as_it_is_said(self) -> None:
+        workload, site = Workload((a_rollout((0.0, a_shell(1.0))),)), Site(cpu_nodes=(8,), gpu_nodes=(), api_calls=1)
+        overheads = Overheads(start_s=0.5, pod_start_s=0.25)
+        for policy, cost_s in ((FCFS, 0.5), (StaticPods(4000), 0.25)):
+            classes = Classes(site, {}, Asking.FIXED)
+            (record,) = Simulation(workload, site, policy, classes, ClassMeans(), overheads).run().records
+            assert record.act_s == 1.0 + cost_s
 
     def test_a_shared_service_runs_some_actions_together_and_slows_down_when_there_are_more(self) -> None:
         score = Work(cls="rm0", need=Need.GPU, seconds=4.0, service="rm0")

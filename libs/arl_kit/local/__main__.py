@@ -52,12 +52,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")
     parser.add_argument("--port", type=int, help="of the gateway; by default 8700, or any that is free")
     parser.add_argument("--cores", help="how many cores actions may use")
+    parser.add_argument("--nodes", type=int, default=1, help="simulated nodes of so many cores each")
     drivers = ("auto", "namespaces", "landlock", "bwrap", "unsafe-local", "simulated")
     parser.add_argument("--driver", choices=drivers, default=os.environ.get("TANGRAM_DRIVER", "auto"))
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
     parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends, too")
     parser.add_argument("--purge", action="store_true", help="remove the state instead; nothing may run")
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    if chosen.nodes < 1 or (chosen.nodes > 1 and chosen.driver != "simulated"):
+        parser.error("--nodes: only simulated nodes can share a machine")
+    return chosen
 
 
 def _options(chosen: argparse.Namespace) -> Options:
@@ -66,6 +70,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         host=chosen.host,
         port=chosen.port,
         cores=chosen.cores,
+        nodes=chosen.nodes,
         driver=chosen.driver,
         database_url=os.environ.get("TANGRAM_DATABASE_URL"),
     )

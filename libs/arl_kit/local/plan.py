@@ -12,7 +12,7 @@ from pathlib import Path
 from arl_kit.local.state_dir import StateDir
 from arl_kit.supervisor import ProcessSpec
 
-__all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan"]
+__all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan", "process_names"]
 
 SERVICES = ("admission", "scheduler", "cpu", "gpu", "gateway")
 """In the order in which they start."""
@@ -68,6 +68,8 @@ class Options:
     host: str = _LOOPBACK
     port: int | None = None
     cores: str | None = None
+    nodes: int = 1
+    """Nodes of so many cores each; only simulated ones can share a machine."""
     driver: str = "auto"
     database_url: str | None = None
     """Owner's URL of a Postgres that is already there; None: the embedded one."""
@@ -85,14 +87,19 @@ class Plan:
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULT_COMMANDS)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of everything that answers: `cpu-2` and so on are further nodes."""
+        return process_names(self.options.nodes)
+
+    @property
     def endpoints(self) -> dict[str, str]:
         """Where each service answers, as seen from this machine."""
-        return {name: f"http://{_bracketed(_reachable(self._host_of(name)))}:{self.ports[name]}" for name in SERVICES}
+        return {name: f"http://{_bracketed(_reachable(self._host_of(name)))}:{self.ports[name]}" for name in self.names}
 
     def specs(self) -> list[ProcessSpec]:
         """In the order in which they start. Simulated nodes need no launcher."""
         launcher = [] if self.options.driver == "simulated" else [self._launcher()]
-        return [*launcher, *(self._service(name) for name in SERVICES)]
+        return [*launcher, *(self._service(name) for name in self.names)]
 
     @property
     def _launcher_socket(self) -> Path:
@@ -117,16 +124,17 @@ class Plan:
         )
 
     def _service(self, name: str) -> ProcessSpec:
-        tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[name]}
+        service = _service_of(name)
+        tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[service]}
         env = {
             **self._passed_on(telemetry=True),
             "TANGRAM_HOST": self._host_of(name),
             "TANGRAM_PORT": str(self.ports[name]),
-            "TANGRAM_DATABASE_URL": self.database_urls[name],
-            "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", name),
+            "TANGRAM_DATABASE_URL": self.database_urls[service],
+            "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", service),
             "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
             **self._only_for(name),
-            **{limit: self.environment[limit] for limit in _LIMITS.get(name, ()) if limit in self.environment},
+            **{limit: self.environment[limit] for limit in _LIMITS.get(service, ()) if limit in self.environment},
         }
         return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz")
 
@@ -141,11 +149,11 @@ class Plan:
         if name == "gpu":
             node = f"{socket.gethostname()}-gpu"
             return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"], "TANGRAM_NODE_NAME": node}
-        if name != "cpu":
+        if _service_of(name) != "cpu":
             return {}
         return {
             "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
-            "TANGRAM_NODE_NAME": socket.gethostname(),
+            "TANGRAM_NODE_NAME": socket.gethostname() + name.removeprefix("cpu"),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_DRIVER": self.options.driver,
             "TANGRAM_TEMPLATES_DIR": self._templates,
@@ -154,7 +162,8 @@ class Plan:
         }
 
     def _spec(self, name: str, env: Mapping[str, str], *, ready: str | Callable[[], Awaitable[bool]]) -> ProcessSpec:
-        return ProcessSpec(name=name, argv=self.commands[name], env=env, ready=ready, stop_order=_STOP_ORDER[name])
+        which = name if name in self.commands else _service_of(name)
+        return ProcessSpec(name=name, argv=self.commands[which], env=env, ready=ready, stop_order=_STOP_ORDER[which])
 
     def _host_of(self, name: str) -> str:
         return self.options.host if name == "gateway" else _LOOPBACK
@@ -165,6 +174,15 @@ class Plan:
             for name, value in self.environment.items()
             if name in _PASSED_ON or (telemetry and name.startswith("OTEL_"))
         }
+
+
+def process_names(nodes: int) -> tuple[str, ...]:
+    """Of the services, one of them for each node."""
+    return (*SERVICES, *(f"cpu-{number}" for number in range(2, nodes + 1)))
+
+
+def _service_of(name: str) -> str:
+    return "cpu" if name.startswith("cpu-") else name
 
 
 def _listening(path: Path) -> Callable[[], Awaitable[bool]]:

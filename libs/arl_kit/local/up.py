@@ -11,7 +11,7 @@ from logging.handlers import RotatingFileHandler
 from urllib.parse import urlsplit
 
 from arl_kit.local.database import embedded_database, postgres_spec, provision
-from arl_kit.local.plan import DEFAULT_COMMANDS, SERVICES, Options, Plan
+from arl_kit.local.plan import DEFAULT_COMMANDS, Options, Plan, process_names
 from arl_kit.local.state_dir import StateDir, choose_ports
 from arl_kit.supervisor import Supervisor
 from arl_store.embedded import EmbeddedPostgres
@@ -105,7 +105,7 @@ async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
 def _ports(state: StateDir, options: Options, reserved: ExitStack) -> dict[str, int]:
     """The ports of the last start where they are still free; a port that the user names has to be free."""
     last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
-    wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in SERVICES}
+    wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in process_names(options.nodes)}
     preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
     ports = choose_ports({**wanted, "gateway": (options.host, preferences)}, reserved)
     if options.port and ports["gateway"] != options.port:

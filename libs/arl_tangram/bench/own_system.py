@@ -58,13 +58,20 @@ class OwnSystem:
 
 @contextmanager
 def own_system(
-    *, driver: str = "namespaces", cores: int | None = None, environment: Mapping[str, str] | None = None
+    *,
+    driver: str = "namespaces",
+    cores: int | None = None,
+    nodes: int = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[OwnSystem]:
-    """Raises `Unavailable` with the system's last words if it does not come up."""
+    """Simulated nodes may be several, of so many cores each.
+
+    Raises `Unavailable` with the system's last words if it does not come up.
+    """
     with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
         directory = Path(path)
         command = [sys.executable, "-m", "arl_kit.local", "--dir", path]
-        options = ["--driver", driver, *(("--cores", str(cores)) if cores else ())]
+        options = ["--driver", driver, "--nodes", str(nodes), *(("--cores", str(cores)) if cores else ())]
         with (directory / "up.log").open("wb") as words:
             process = subprocess.Popen(
                 [*command, *options, "--until-eof"],
