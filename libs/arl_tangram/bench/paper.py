@@ -15,14 +15,8 @@ from typing import Any
 from arl_sim.paper import CORES, GPUS, HELD_OUT, LEVELS, STEPS, Contender, Hardware, site_of
 from arl_sim.study import BoundCase, Case, Figures, Saving, mean_figures, run_bound_case, run_case, savings
 
-__all__ = ["HEADLINE", "Sizes", "run_paper", "table"]
+__all__ = ["Sizes", "level_name", "run_paper", "table"]
 
-HEADLINE = {
-    "act_gain": 4.3,
-    "step_gain": 1.5,
-    "saved": 0.712,
-    "conditions": "arXiv 2603.13019: «up to», against static provisioning, on its authors' clusters and workloads",
-}
 OURS = Contender.SPAR_M
 REPORTED = {"act": "act", "step": "step", "p99": "p99"}
 
@@ -83,8 +77,8 @@ def run_paper(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float
         bounds = list(pool.map(run_bound_case, [BoundCase(OURS, seed) for seed in sizes.bound_seeds]))
     figures["sim_bound_ratio"] = sum(each["act"] / each["bound"] for each in bounds) / len(bounds)
     samples = {
-        "gpus": {f"{_level(hw.cpu)}_{contender}": site_of(contender, hw).gpus for contender, hw in everything},
-        "steps": {f"{_level(hw.cpu)}_{contender}": runs.steps[contender, hw] for contender, hw in everything},
+        "gpus": {f"{level_name(hw.cpu)}_{contender}": site_of(contender, hw).gpus for contender, hw in everything},
+        "steps": {f"{level_name(hw.cpu)}_{contender}": runs.steps[contender, hw] for contender, hw in everything},
         "savings_tried": [{"cores": hw.cores, "gpus": hw.gpus, **found} for hw, found in tried],
         "bounds": bounds,
     }
@@ -92,11 +86,11 @@ def run_paper(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float
 
 
 def table(figures: Mapping[str, float], levels: Sequence[float]) -> Iterator[str]:
-    """For people: what the paper says, and what these simulations do."""
+    """For people."""
     yield f"{'level':>6} {'policy':14} {'ACT s':>8} {'p99 s':>8} {'step s':>8}"
     for level in levels:
         for contender in Contender:
-            name = f"sim_{_level(level)}_{contender}"
+            name = f"sim_{level_name(level)}_{contender}"
             act, p99, step = (figures[f"{name}_{key}_s"] for key in ("act", "p99", "step"))
             yield f"{level:6g} {contender:14} {act:8.2f} {p99:8.1f} {step:8.0f}"
     acts = [value for name, value in figures.items() if name.endswith("_act_gain")]
@@ -105,8 +99,6 @@ def table(figures: Mapping[str, float], levels: Sequence[float]) -> Iterator[str
     yield f"{OURS} against pods of 4 cores: ACT {_range(acts)}, step {_range(steps)}"
     yield f"{cores:.0%} of cores and {gpus:.0%} of devices saved at the ACT and step of static provisioning on all"
     yield f"{figures['sim_bound_ratio']:.3f} of a clairvoyant bound without resizing, on one node in bursts"
-    yield f"the paper: ACT {HEADLINE['act_gain']}x, step {HEADLINE['step_gain']}x, {HEADLINE['saved']:.1%} saved"
-    yield f"({HEADLINE['conditions']})"
 
 
 def _range(values: list[float]) -> str:
@@ -124,9 +116,9 @@ def _level_figures(sizes: Sizes, runs: _Runs) -> dict[str, float]:
         hardware = Hardware(level, level)
         means = {contender: runs.mean_of(contender, hardware) for contender in Contender}
         for contender, mean in means.items():
-            figures |= {f"sim_{_level(level)}_{contender}_{name}_s": mean[key] for name, key in REPORTED.items()}
+            figures |= {f"sim_{level_name(level)}_{contender}_{name}_s": mean[key] for name, key in REPORTED.items()}
         for name in ("act", "step"):
-            figures[f"sim_{_level(level)}_{name}_gain"] = means[Contender.STATIC][name] / means[OURS][name]
+            figures[f"sim_{level_name(level)}_{name}_gain"] = means[Contender.STATIC][name] / means[OURS][name]
     return figures
 
 
@@ -139,6 +131,6 @@ def _saving_figures(saving: Saving | None) -> dict[str, float]:
     }
 
 
-def _level(level: float) -> str:
+def level_name(level: float) -> str:
     """r1, r05, r025, r0125."""
     return "r" + f"{level:g}".replace(".", "")

@@ -1,8 +1,8 @@
 """`bench`: measurements that print one JSON document."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,21 +12,24 @@ import typer
 
 from arl_tangram.bench import aoe as aoe_
 from arl_tangram.bench import density as density_
-from arl_tangram.bench import execution
+from arl_tangram.bench import execution, real
 from arl_tangram.bench import resizing as resizing_
 from arl_tangram.bench import reward as reward_
 from arl_tangram.bench import rounds as rounds_
 from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
+from arl_tangram.bench.headline import HEADLINE, headline
 from arl_tangram.bench.overhead import Sizes, run_overhead
+from arl_tangram.bench.own_system import NoSandbox
 from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.bench.tracing import run_tracing
 from arl_tangram.cli.demo import system_up
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, fail, print_json, stderr, stdout
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
+from arl_tangram.demo.attempts import THINK_SCALE
 from arl_wire.errors import TangramError
 
 __all__ = ["register"]
@@ -189,35 +192,86 @@ def reward(
 
 class PaperMode(StrEnum):
     SIM = "sim"  # the scheduler's policies on simulated nodes
+    CONTROL = "control"  # the whole control plane, nodes simulated, time compressed
+    REAL = "real"  # this machine's cores
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    load: Mapping[str, Any]
+    figures: dict[str, float]
+    samples: dict[str, Any]
+    lines: Sequence[str]
+    repeats: int = 1
 
 
 @group.command()
 def paper(
     as_json: JsonOption = False,
     mode: Annotated[
-        PaperMode, typer.Option(help="`sim`: simulated nodes, the scheduler's own policies.")
+        PaperMode,
+        typer.Option(
+            help="`sim`: simulated nodes, the scheduler's own policies. `control`: the real control plane, nodes"
+            " simulated, ten times as fast. `real`: programs in sandboxes on this machine's cores."
+        ),
     ] = PaperMode.SIM,
-    short: Annotated[bool, typer.Option("--short", help="One step of one seed.")] = False,
-    level: Annotated[list[float] | None, typer.Option(min=0.01, max=1, help="Part of the hardware.")] = None,
+    short: Annotated[bool, typer.Option("--short", help="Less of everything.")] = False,
+    level: Annotated[
+        list[float] | None, typer.Option(min=0.01, max=1, help="Part of the hardware; not of `real`.")
+    ] = None,
 ) -> None:
-    """The paper's comparison: static provisioning and policies on ever less hardware."""
-    # The simulator needs NumPy, which a client of the API does without.
+    """The paper's comparison: static provisioning and policies, simulated, on the control plane, or on real cores."""
+    if level and mode is PaperMode.REAL:
+        fail("--level: this machine has the cores that it has", EXIT_USAGE)
+    compare = {PaperMode.SIM: _simulated_paper, PaperMode.CONTROL: _control_paper, PaperMode.REAL: _real_paper}[mode]
     try:
-        from arl_tangram.bench import paper as paper_
+        found = compare(short, tuple(level or ()))
     except ModuleNotFoundError as missing:
+        # The simulator needs NumPy, which a client of the API does without.
         fail(f"{missing.name} is not installed; `pip install 'arl-tangram[server]'` brings it")
-    sizes = paper_.Sizes.short() if short else paper_.Sizes()
-    if level:
-        sizes = replace(sizes, levels=tuple(level))
-    figures, samples = paper_.run_paper(sizes, lambda line: stderr.print(line, markup=False))
-    load = {"mode": mode, "workload": "prototype", **asdict(sizes), "paper": paper_.HEADLINE}
-    repeats = len(sizes.seeds) * sizes.steps
-    report = document("paper", load=load, figures=figures, samples=samples, repeats=repeats)
+    except NoSandbox as error:
+        fail(str(error), EXIT_NO_SANDBOX)
+    except (TangramError, RuntimeError) as error:
+        fail(str(error))
+    load = {"mode": mode, **found.load, "paper": HEADLINE}
+    report = document("paper", load=load, figures=found.figures, samples=found.samples, repeats=found.repeats)
     if as_json:
         print_json(report)
         return
-    for line in paper_.table(figures, sizes.levels):
+    for line in (*found.lines, *headline()):
         stdout.print(line, markup=False)
+
+
+def _simulated_paper(short: bool, levels: tuple[float, ...]) -> _Comparison:
+    from arl_tangram.bench import paper as paper_
+
+    sizes = paper_.Sizes.short() if short else paper_.Sizes()
+    sizes = replace(sizes, levels=levels or sizes.levels)
+    figures, samples = paper_.run_paper(sizes, _say)
+    load = {"workload": "prototype", **asdict(sizes)}
+    lines = list(paper_.table(figures, sizes.levels))
+    return _Comparison(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
+
+
+def _control_paper(short: bool, levels: tuple[float, ...]) -> _Comparison:
+    from arl_tangram.bench import control
+
+    sizes = control.Sizes.short() if short else control.Sizes()
+    sizes = replace(sizes, levels=levels or sizes.levels)
+    figures, samples = control.run_control(sizes, _say)
+    load = {"workload": "prototype, its coding task", **asdict(sizes)}
+    return _Comparison(load, figures, samples, list(control.table(samples["runs"])))
+
+
+def _real_paper(short: bool, _: tuple[float, ...]) -> _Comparison:
+    sizes = real.Sizes.of_this_machine(short=short)
+    figures, samples = real.run_real(sizes, _say)
+    load = {"workload": "the demo's rollouts", **asdict(sizes), "think_scale": THINK_SCALE}
+    return _Comparison(load, figures, samples, list(real.table(figures, sizes)))
+
+
+def _say(line: str) -> None:
+    stderr.print(line, markup=False)
 
 
 @group.command()
@@ -225,9 +279,12 @@ def rounds(
     as_json: JsonOption = False,
     short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
 ) -> None:
-    """What deciding costs: the scheduler's index and SPAR-M under very many waiting actions, without Postgres."""
+    """What deciding costs under very many waiting actions, without Postgres; with it, how long reading them takes."""
     sizes = rounds_.Sizes.short() if short else rounds_.Sizes()
-    figures, samples = rounds_.run_rounds(sizes, lambda line: stderr.print(line, markup=False))
+    try:
+        figures, samples = rounds_.run_rounds(sizes, _say)
+    except (TangramError, RuntimeError, TimeoutError) as error:
+        fail(str(error) or type(error).__name__)
     load = {**asdict(sizes), "policy": "spar_m"}
     _print(document("rounds", load=load, figures=figures, samples=samples, repeats=sizes.repeats), as_json=as_json)
 

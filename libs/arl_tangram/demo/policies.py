@@ -14,6 +14,7 @@ from arl_tangram.demo.run import at_once, run_demo
 from arl_wire.actions import Action
 
 __all__ = [
+    "FCFS",
     "OVERCOMMITTED",
     "POLICIES",
     "STATIC",
