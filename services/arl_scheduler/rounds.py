@@ -22,6 +22,7 @@ from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler import repository
+from arl_scheduler.backlog import read_backlog
 from arl_scheduler.clock import DatabaseClock
 from arl_scheduler.hints import hint_ends, hint_grants
 from arl_scheduler.index import Index
@@ -43,8 +44,6 @@ STANDBY_S = 2.0
 AFTER_ERROR_S = 0.5
 PARTITIONS_EVERY_S = 6 * 3600
 PARTITIONS_AHEAD = 7
-ADMITTED_AT_ONCE = 500
-"""Rows of a backlog between which others get their turn: their reading and their taking in."""
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +200,7 @@ class Rounds:
             if rebuilding:
                 self._traces.begins_anew()
                 self._resizing.begin(index.holds)
-                await self._read_backlog(index)
+                await read_backlog(self._store, self.leadership, index, page_rows=self._settings.rebuild_page)
         self._index = index
         busy = bool(found.queued or found.held or index.waiting)
         step = self._settings.poll_busy_s
@@ -214,20 +213,6 @@ class Rounds:
         await self.learning.keep(self.leadership)
         await self._keep_partitions()
         return index
-
-    async def _read_backlog(self, index: Index) -> None:
-        """What was queued before the mark, page by page, so that the lease is renewed and requests are answered."""
-        place: repository.Place | None = repository.FIRST
-        while place is not None:
-            if not await self.leadership.renew_if_due():
-                raise TermLost
-            async with self._store.read() as tx:
-                page, place = await repository.queued_before(
-                    tx, mark=index.mark, after=place, limit=self._settings.rebuild_page
-                )
-            for start in range(0, len(page), ADMITTED_AT_ONCE):
-                index.admit(page[start : start + ADMITTED_AT_ONCE])
-                await asyncio.sleep(0)
 
     def _watch(self, found: PollResult, *, begun: bool) -> None:
         """Silence counts only while this leader could have seen a beat.

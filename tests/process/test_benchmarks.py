@@ -103,3 +103,26 @@ def test_paper_compares_static_provisioning_and_policies() -> None:
     assert figures["sim_saving_gpus"] >= 0.5
     assert 0.8 < figures["sim_bound_ratio"] < 1.5
     assert document["load"]["paper"]["act_gain"] == 4.3
+
+
+def test_paper_compares_policies_on_the_control_plane_with_what_the_simulator_says_of_them() -> None:
+    document = bench("paper", "--mode", "control", "--short")
+    figures = document["figures"]
+    assert all(figures[f"control_r1_{each}_{name}_s"] > 0 for each in ("fcfs", "spar_m") for name in ("act", "step"))
+    assert 0.7 < figures["control_over_sim"] < 1.5
+    assert document["load"]["compression"] <= 10
+    assert all(run["actions"] == 16 for run in document["samples"]["runs"])
+
+
+def test_paper_compares_policies_on_the_cores_of_this_machine() -> None:
+    figures = bench("paper", "--mode", "real", "--short")["figures"]
+    contenders = ("static", "spar_m")
+    assert all(figures[f"real_x1_{each}_{name}_s"] > 0 for each in contenders for name in ("act", "step", "p99"))
+    assert figures["real_wrong_rewards"] == 0
+
+
+def test_rounds_measures_decisions_and_how_long_a_new_leader_reads_the_queue() -> None:
+    document = bench("rounds", "--short")
+    figures = document["figures"]
+    assert all(figures[f"{name}_1e5"] > 0 for name in ("round_p99_ms", "decisions_per_s", "rebuild_s"))
+    assert document["samples"]["rebuild"]["known"] >= 90_000

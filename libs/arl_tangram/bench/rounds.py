@@ -1,4 +1,7 @@
-"""`tangram bench rounds`: what a round of the scheduler costs, on its own index and without Postgres and nodes."""
+"""`tangram bench rounds`: what a round of the scheduler costs, on its own index and without Postgres and nodes.
+
+And with them, how long a new leader takes to read the longest of these queues from Postgres.
+"""
 
 import json
 import subprocess
@@ -7,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
+
+from arl_tangram.bench.rebuilding import run_rebuild
 
 __all__ = ["Sizes", "run_rounds"]
 
@@ -35,11 +40,17 @@ def run_rounds(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, floa
         for repeat in range(sizes.repeats):
             say(f"{waiting} waiting, repeat {repeat + 1} of {sizes.repeats}")
             runs.append(_run(sizes, waiting))
-        name = f"{waiting:.0e}".replace("e+0", "e")
+        name = _short(waiting)
         found = [_figures(run, waiting) for run in runs]
         figures |= {f"{each}_{name}": round(median(one[each] for one in found), 3) for each in found[0]}
         samples[name] = [{"round_s": run["round_s"], "granted": run["granted"]} for run in runs]
-    return figures, samples
+    rebuilt, samples["rebuild"] = run_rebuild(sizes.waiting[-1], say)
+    return figures | {f"{name}_{_short(sizes.waiting[-1])}": value for name, value in rebuilt.items()}, samples
+
+
+def _short(waiting: int) -> str:
+    """1e5, 1e6."""
+    return f"{waiting:.0e}".replace("e+0", "e")
 
 
 def _run(sizes: Sizes, waiting: int) -> dict[str, Any]:
