@@ -5,6 +5,7 @@ from urllib.parse import quote
 from arl_tangram.operations import Call, Operation, all_pages, answered
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.nodes import ChangeNode, Node, NodeList
+from arl_wire.plans import CapacityPlan, PlanQuestion
 from arl_wire.projects import ChangeProject, Project, ProjectList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
@@ -17,6 +18,7 @@ __all__ = [
     "list_projects",
     "list_queues",
     "nodes",
+    "plan",
     "revoke_key",
 ]
 
@@ -65,3 +67,9 @@ def change_project(name: str, wanted: ChangeProject, *, patience_s: float) -> Op
 def change_node(name: str, wanted: ChangeNode, *, patience_s: float) -> Operation[Node]:
     call = Call(method="PATCH", path=f"/v1/admin/nodes/{quote(name, safe='')}", body=wanted)
     return Node.model_validate_json((yield from answered(call, patience_s)))
+
+
+def plan(question: PlanQuestion, *, patience_s: float) -> Operation[CapacityPlan]:
+    query = question.model_dump(exclude_defaults=True)
+    call = Call(method="GET", path="/v1/admin/plan", query=query)
+    return CapacityPlan.model_validate_json((yield from answered(call, patience_s)))

@@ -100,7 +100,7 @@ class ActionFailed(TangramError):
 class Call:
     method: str
     path: str
-    query: Mapping[str, str | float | int] | None = None
+    query: Mapping[str, str | float | int | list[str]] | None = None
     body: BaseModel | None = None
     send_null: bool = False
     """An absent field and null are two things to this call."""

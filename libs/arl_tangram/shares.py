@@ -1,10 +1,11 @@
-"""Queues and projects, for both clients: what waits in them, and which share of the nodes they have."""
+"""Queues, projects and plans, for both clients: what waits, which share of the nodes it has, and what would be."""
 
 from abc import abstractmethod
 from typing import TypeVar
 
 from arl_tangram import administering
 from arl_tangram.operations import Operation
+from arl_wire.plans import CapacityPlan, PlanQuestion
 from arl_wire.projects import ChangeProject, Project
 from arl_wire.queues import ChangeQueue, Queue
 
@@ -44,6 +45,10 @@ class Shares:
         wanted = ChangeProject(weight=weight)
         return self._run(administering.change_project(name, wanted, patience_s=self._patience_s))
 
+    def plan(self, question: PlanQuestion) -> CapacityPlan:
+        """How long what waits now would wait, with other nodes or more actions. Nothing of it is done."""
+        return self._run(administering.plan(question, patience_s=self._patience_s))
+
     def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
         return self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))
 
@@ -77,6 +82,9 @@ class AsyncShares:
     async def weigh_project(self, name: str, weight: float) -> Project:
         wanted = ChangeProject(weight=weight)
         return await self._run(administering.change_project(name, wanted, patience_s=self._patience_s))
+
+    async def plan(self, question: PlanQuestion) -> CapacityPlan:
+        return await self._run(administering.plan(question, patience_s=self._patience_s))
 
     async def _change_queue(self, task: str, wanted: ChangeQueue) -> Queue:
         return await self._run(administering.change_queue(task, wanted, patience_s=self._patience_s))

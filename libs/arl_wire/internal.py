@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import Problem
 from arl_wire.explain import WaitExplanation
+from arl_wire.plans import PlanQuestion
 
 __all__ = [
     "AdmitAnswer",
@@ -32,6 +33,7 @@ __all__ = [
     "InputBody",
     "OutputAnswer",
     "OutputAsk",
+    "PlanAsk",
     "Portion",
     "QueuedAction",
     "ResizeAnswer",
@@ -283,3 +285,10 @@ class ExplainAnswer(BaseModel):
 
     node: int | None = None
     wait: WaitExplanation
+
+
+class PlanAsk(BaseModel):
+    """What would be? `without` are the nodes that the question names."""
+
+    question: PlanQuestion
+    without: list[int]

@@ -21,6 +21,8 @@ from arl_gateway.live_routes import router as live_router
 from arl_gateway.node_routes import router as node_router
 from arl_gateway.nodes import NodeAdmin
 from arl_gateway.places import Places
+from arl_gateway.plan_routes import router as plan_router
+from arl_gateway.plans import Plans
 from arl_gateway.project_routes import router as project_router
 from arl_gateway.projects import ProjectAdmin
 from arl_gateway.queues import QueueAdmin
@@ -55,7 +57,7 @@ ROUTERS = (
         snapshot_router,
         reward_router,
     ),
-    *(trace_router, explain_router, admin, node_router, project_router),
+    *(trace_router, explain_router, admin, node_router, project_router, plan_router),
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
@@ -132,6 +134,7 @@ def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySetti
     app.state.key_admin = KeyAdmin(store, app.state.keys)
     app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
     app.state.node_admin = NodeAdmin(store, peers, admission_url=settings.admission_url)
+    app.state.plans = Plans(store, peers, scheduler_url=settings.scheduler_url)
     app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 
 

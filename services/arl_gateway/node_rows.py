@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["list_nodes", "name_of", "node_named"]
+__all__ = ["ids_of", "list_nodes", "name_of", "node_named"]
 
 NODE_TTL_S = 10.0
 
@@ -31,6 +31,8 @@ LIST_NODES = text(_NODE + " order by nodes.name")
 
 NODE_NAMED = text(_NODE + " where nodes.name = :name")
 
+IDS_OF = text("select id, name from nodes where name = any(cast(:names as text[]))")
+
 NAME_OF = text("select name from nodes where id = :id")
 
 
@@ -45,3 +47,8 @@ async def node_named(tx: ReadTx, name: str) -> Row | None:
 async def name_of(tx: ReadTx, node: int) -> str | None:
     row = await tx.first(NAME_OF, {"id": node})
     return row.name if row is not None else None
+
+
+async def ids_of(tx: ReadTx, names: Sequence[str]) -> dict[str, int]:
+    """By name, of those that there are."""
+    return {row.name: row.id for row in await tx.fetch(IDS_OF, {"names": list(names)})}

@@ -5,12 +5,14 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from arl_core.plan import Policy
 from arl_core.policies import policy_of
 from arl_kit.app import VERSION, create_app, metrics_of
 from arl_kit.hops import Hops
 from arl_kit.otlp import Collector, OtlpSettings, Sampler
 from arl_kit.peers import Peers
 from arl_scheduler.explaining import Explaining
+from arl_scheduler.planning import ROUND, Planning
 from arl_scheduler.rounds import Rounds
 from arl_scheduler.routes import add_hops, add_questions
 from arl_scheduler.settings import SchedulerSettings
@@ -31,7 +33,7 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="scheduler")
     metrics = metrics_of("scheduler", store)
-    policy = policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli, limit=settings.round_limit)
+    policy = _policy(settings, limit=settings.round_limit)
     exporter = None
     if otlp is not None and otlp.url is not None:
         collector = Collector(otlp, service="tangram", version=VERSION)
@@ -64,6 +66,10 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     hops = Hops(settings, "admission", "cpu", "gpu")
     add_hops(hops, rounds.mailbox)
     questions = Hops(settings, "gateway")
-    add_questions(questions, Explaining(rounds, policy))
+    add_questions(questions, Explaining(rounds, policy), Planning(rounds, _policy(settings, limit=ROUND)))
     app.router.routes.extend([*hops.routes, *questions.routes])
     return app
+
+
+def _policy(settings: SchedulerSettings, *, limit: int) -> Policy:
+    return policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli, limit=limit)

@@ -7,7 +7,7 @@ from uuid import UUID
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Amounts, Environment, Running, TrajectoryName, Waiting
 
-__all__ = ["Hold", "Home", "HomesByNode", "Name", "Standing"]
+__all__ = ["Hold", "Home", "Homes", "HomesByNode", "Name", "Standing"]
 
 Name = TrajectoryName
 
@@ -58,6 +58,44 @@ class Standing:
         is_next = home.offered is not None and home.offered[0] == action.id
         before = home.line.index(action.id) + int(home.busy is not None)
         return cls(replace(action, environment=Environment(id=home.id, node=home.node)), paused, is_next, before)
+
+
+class Homes(dict[Name, Home]):
+    """All environments that somebody waits for, holds or has left behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tombstones: set[Name] = set()
+        """Those that are gone and whose names are taken still."""
+
+    def bury(self, name: Name, *, stays: bool) -> None:
+        """Whether it `stays` as a tombstone."""
+        (self._tombstones.add if stays else self._tombstones.discard)(name)
+
+    def environment(self, name: Name | None) -> UUID | None:
+        home = self.get(name) if name is not None else None
+        return home.id if home is not None else None
+
+    def is_live(self, environment: UUID | None, name: Name | None) -> bool:
+        """False only for an environment that is known to be gone."""
+        home = self.get(name) if name is not None else None
+        return not (home is not None and home.id == environment and home.gone)
+
+    def is_made(self, environment: UUID | None, name: Name | None) -> bool:
+        """Whether the environment has a row, as far as polls have seen."""
+        home = self.get(name) if name is not None else None
+        return home is not None and home.known and home.id == environment
+
+    def live_on(self, node: int) -> bool:
+        """Whether any does."""
+        return any(home.node == node and home.known and not home.gone for home in self.values())
+
+    def stranded(self) -> list[UUID]:
+        """Queued actions whose environment is a tombstone: they would run in another, empty one."""
+        waited_for = sorted(
+            (home for name in self._tombstones if (home := self[name]).line), key=lambda home: home.name
+        )
+        return [action_id for home in waited_for if home.busy is None for action_id in home.line]
 
 
 class HomesByNode:

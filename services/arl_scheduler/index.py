@@ -21,7 +21,7 @@ from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
-from arl_scheduler.homes import Hold, Home, HomesByNode, Name, Standing
+from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_store.ids import as_read
 from arl_wire.internal import QueuedAction
@@ -43,15 +43,13 @@ class Index:
         self._waiting = WaitingIndex()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
-        self._homes: dict[Name, Home] = {}
+        self._homes = Homes()
         self._classes: dict[int, ActionClass] = {}
         self._deadlines = Deadlines(usual_s)
         self._accounts = Accounts()
         self.curves = curves or Curves()
         self.holds = Holds(self._policy, self._ledger, self.curves)
         self._living = HomesByNode()
-        self._tombstones: set[Name] = set()
-        """Homes that are gone and whose names are taken still."""
         self._paused: frozenset[int] = frozenset()
         self._lent: Counter[Name] = Counter()
         """Pods whose cores an ephemeral action uses."""
@@ -63,6 +61,11 @@ class Index:
     @property
     def waiting(self) -> int:
         return len(self._queued)
+
+    @property
+    def homes(self) -> Homes:
+        """For reading."""
+        return self._homes
 
     @property
     def held(self) -> int:
@@ -187,18 +190,13 @@ class Index:
         home = self._homes[name] if name is not None else None
         return Standing.of(action, home, paused=action.task in self._paused) if action is not None else None
 
-    def is_live(self, environment: UUID | None, name: Name | None) -> bool:
-        """False only for an environment that is known to be gone."""
-        home = self._homes.get(name) if name is not None else None
-        return not (home is not None and home.id == environment and home.gone)
-
-    def is_made(self, environment: UUID | None, name: Name | None) -> bool:
-        """Whether the environment has a row, as far as polls have seen."""
-        home = self._homes.get(name) if name is not None else None
-        return home is not None and home.known and home.id == environment
-
-    def has_environments(self, node: int) -> bool:
-        return any(home.node == node and home.known and not home.gone for home in self._homes.values())
+    def line(self, name: Name) -> list[Waiting]:
+        """What waits in an environment, in order; nothing where that is about to end or its queue is paused."""
+        home = self._homes.get(name)
+        if home is None or home.gone or home.deleted or name[0] in self._paused:
+            return []
+        environment = Environment(id=home.id, node=home.node)
+        return [replace(self._queued[each], environment=environment) for each in home.line]
 
     def overdue(self, now: float) -> dict[UUID, str | None]:
         """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""
@@ -206,14 +204,6 @@ class Index:
 
     def next_deadline(self) -> float | None:
         return self._deadlines.next_at()
-
-    def stranded(self) -> list[UUID]:
-        """Queued actions whose environment is a tombstone: they would run in another, empty one."""
-        return [action_id for home in self._waited_for_tombstones() if home.busy is None for action_id in home.line]
-
-    def _waited_for_tombstones(self) -> list[Home]:
-        homes = (self._homes[name] for name in self._tombstones)
-        return sorted((home for home in homes if home.line), key=lambda home: home.name)
 
     def _queue(self, id: UUID, row: QueuedAction) -> None:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
@@ -368,7 +358,7 @@ class Index:
             home.id = row.id
         home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
         home.began = min(home.began, row.created)
-        (self._tombstones.add if row.gone and not row.deleted else self._tombstones.discard)(name)
+        self._homes.bury(name, stays=row.gone and not row.deleted)
         if row.gone:
             self._ledger.release(home.id)
             if self._lent[name]:

@@ -239,7 +239,7 @@ class Rounds:
         away = [
             node
             for node, lease in leases.items()
-            if (lease.drained or lease.silent_s > self._settings.node_away_s) and index.has_environments(node)
+            if (lease.drained or lease.silent_s > self._settings.node_away_s) and index.homes.live_on(node)
         ]
         if verdicts or away:
             await self._apply_reclaim(index, verdicts, away)
@@ -258,7 +258,7 @@ class Rounds:
         self._notifier.notify()
 
     async def _settle_due(self, index: Index) -> None:
-        stranded = index.stranded()
+        stranded = index.homes.stranded()
         await self._settle(index, dict.fromkeys(stranded, (Outcome.INFRA_ERROR, "environment_lost")))
         # What did not settle now was no longer queued: a hint that came late.
         index.refused(stranded)
@@ -377,8 +377,8 @@ def _held_rows(index: Index, found: PollResult) -> Iterable[HeldRow]:
             node=row.node,
             node_epoch=row.node_epoch,
             environment=row.environment,
-            environment_live=index.is_live(row.environment, name),
-            environment_made=row.state is not State.GRANTED or index.is_made(row.environment, name),
+            environment_live=index.homes.is_live(row.environment, name),
+            environment_made=row.state is not State.GRANTED or index.homes.is_made(row.environment, name),
             failures=row.failures,
             retries=row.retries,
         )

@@ -5,8 +5,9 @@ from arl_kit.hops import Hops
 from arl_scheduler.estimate_rows import Run
 from arl_scheduler.explaining import Explaining
 from arl_scheduler.mailbox import Mailbox
+from arl_scheduler.planning import Planning
 from arl_store.ids import as_read
-from arl_wire.internal import AdmittedHint, ExplainAsk, FenceBody, FreedHint, RunBody
+from arl_wire.internal import AdmittedHint, ExplainAsk, FenceBody, FreedHint, PlanAsk, RunBody
 
 __all__ = ["add_hops", "add_questions"]
 
@@ -23,8 +24,9 @@ def add_hops(hops: Hops, mailbox: Mailbox) -> None:
     hops.add("/internal/freed", FreedHint, freed)
 
 
-def add_questions(hops: Hops, explaining: Explaining) -> None:
+def add_questions(hops: Hops, explaining: Explaining, planning: Planning) -> None:
     hops.add("/internal/explain", ExplainAsk, explaining.explain)
+    hops.add("/internal/plan", PlanAsk, planning.plan)
 
 
 def _fence(body: FenceBody | RunBody) -> Fence:

@@ -24,6 +24,7 @@ __all__ = [
     "NodeRow",
     "PollResult",
     "class_of",
+    "elastic_of",
     "poll_result",
     "pool_of",
     "queued_rows",
@@ -160,7 +161,7 @@ def _class(spec: Mapping[str, Any]) -> ActionClass:
         key=spec["class_key"],
         kind=spec["kind"],
         shape=Shape(spec["shape"]),
-        demand=Demand(minimum=dict(spec["demand"]), elastic=_elastic(elastic) if elastic else None),
+        demand=Demand(minimum=dict(spec["demand"]), elastic=elastic_of(elastic) if elastic else None),
         requires=frozenset(environment.get("require", ())) | _template(environment),
     )
 
@@ -178,7 +179,8 @@ def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(limits | templates | {_NODE.format(entry["id"])})
 
 
-def _elastic(entry: Mapping[str, Any]) -> Elastic:
+def elastic_of(entry: Mapping[str, Any]) -> Elastic:
+    """As admission wrote it."""
     every = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
     amounts = sorted({every[round(at * (len(every) - 1) / (WIDTHS - 1))] for at in range(WIDTHS)})
     resizable = Resizable(entry.get("resizable", Resizable.NONE))

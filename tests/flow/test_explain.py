@@ -1,4 +1,4 @@
-"""Why an action waits, asked of the whole system: one simulated node with one core."""
+"""Why an action waits and what would be otherwise, asked of the whole system: one simulated node with one core."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,6 +9,8 @@ import pytest_asyncio
 
 from arl_tangram import AsyncTangram
 from arl_tangram.cli.explain import sentences
+from arl_tangram.cli.plan import table_of
+from arl_wire.plans import PlanQuestion
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -111,6 +113,40 @@ async def test_the_sdk_and_the_command_line_tell_it(system: System, api: httpx.A
     assert "1000 cpu_milli" in said[1]
 
 
+async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
+    system: System, api: httpx.AsyncClient, busy: str
+) -> None:
+    id = await submit(api)
+    await explained(api, id, "waits_for_capacity")
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        found = await tangram.plan(PlanQuestion(add_nodes=1, actions=3, cpu=0.5, seconds=60))
+    before, after = found.as_is, found.changed
+    assert after is not None
+    assert (before.nodes, before.cpu_milli, before.waiting, before.starts_now) == (1, 1000, 1, 0)
+    assert (after.nodes, after.cpu_milli, after.waiting, after.starts_now) == (2, 2000, 4, 1)
+    assert (before.started, after.started) == (1, 4)
+    assert before.complete
+    assert [str(cell) for cell in table_of(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
+    node = (await api.get("/v1/admin/nodes")).json()["items"][0]["name"]
+    for change in ({"cores": "50%"}, {"without": [node]}):
+        (without,) = [(await api.get("/v1/admin/plan", params=change)).json()["changed"]]
+        assert without["started"] == 0
+        assert "drained_s" not in without
+    assert (await api.get(f"/v1/actions/{id}")).json()["state"] == "queued"
+    assert [each["name"] for each in (await api.get("/v1/admin/nodes")).json()["items"]] == [node], "nothing was done"
+
+
+async def test_a_plan_of_what_cannot_be_is_a_problem_that_names_the_field(api: httpx.AsyncClient) -> None:
+    for asked, field in (
+        ({"cores": "lots"}, "query.cores"),
+        ({"without": ["nobody"]}, "query.without"),
+        ({"actions": 1001}, "query.actions"),
+        ({"kores": "1"}, "query.kores"),
+    ):
+        answer = await api.get("/v1/admin/plan", params=asked)
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
 async def test_what_was_granted_says_what_it_holds_without_the_scheduler(
     system: System, api: httpx.AsyncClient, busy: str
 ) -> None:
@@ -121,5 +157,6 @@ async def test_what_was_granted_says_what_it_holds_without_the_scheduler(
         assert found["granted_at"] <= found["started_at"]
         waiting = await submit(api)
         assert (await api.get(f"/v1/actions/{waiting}/explain")).status_code == 503
+        assert (await api.get("/v1/admin/plan")).status_code == 503
     finally:
         await system.start("scheduler")

@@ -230,14 +230,14 @@ class TestEnvironments:
         index = Index()
         index.reconcile(a_poll(queued=queued, environments=[an_environment_row(environment, gone=True)]))
         assert a_round(index) == ()
-        assert index.stranded() == [numbered(1), numbered(2)]
+        assert index.homes.stranded() == [numbered(1), numbered(2)]
 
     def test_a_deleted_environment_is_made_anew_once_it_has_ended(self) -> None:
         environment = uuid4()
         index = Index()
         index.reconcile(a_poll(environments=[an_environment_row(environment, deleted=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
-        assert (a_round(index), index.stranded()) == ((), [])
+        assert (a_round(index), index.homes.stranded()) == ((), [])
         index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
         (grant,) = a_round(index)
         assert grant.environment not in (None, environment)
@@ -249,7 +249,7 @@ class TestEnvironments:
         index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
         (grant,) = a_round(index)
-        assert (grant.environment != environment, index.stranded()) == (True, [])
+        assert (grant.environment != environment, index.homes.stranded()) == (True, [])
 
     def test_an_action_that_goes_back_to_the_queue_is_not_overtaken(self) -> None:
         index = an_index(*(a_queued_row(number, trajectory="a", persistent=True) for number in (1, 2)))
@@ -345,7 +345,7 @@ class LeaderAndRows(RuleBasedStateMachine):
     def poll(self) -> None:
         self.index.poll_begins()
         self.index.reconcile(self.rows.poll(self.index.mark))
-        stranded = self.index.stranded()
+        stranded = self.index.homes.stranded()
         for id in stranded:
             self.rows.rows[id].state = State.SETTLED
         self.index.refused(stranded)

@@ -20,6 +20,7 @@ from arl_tangram.cli import (
     lifecycle,
     logs,
     nodes,
+    plan,
     projects,
     queues,
     scores,
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, environments),
-    *(keys, queues, projects, nodes, templates, demo, bench, simulate),
+    *(keys, queues, projects, nodes, plan, templates, demo, bench, simulate),
 )
 for module in COMMANDS:
     module.register(app)

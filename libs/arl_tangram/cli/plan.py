@@ -1,0 +1,91 @@
+"""`plan`: what would be with other nodes or more actions."""
+
+import sys
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, stdout
+from arl_tangram.cli.state import DirOption
+from arl_wire.plans import CapacityPlan, PlanForecast, PlanQuestion
+
+__all__ = ["register", "table_of"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(plan)
+
+
+def plan(
+    directory: DirOption,
+    cores: Annotated[str | None, typer.Option(help="`75%` of the cores there are, or so many.")] = None,
+    add_nodes: Annotated[int, typer.Option(help="More nodes like the largest.")] = 0,
+    without: Annotated[list[str] | None, typer.Option(help="A node that takes nothing new.")] = None,
+    actions: Annotated[int, typer.Option(help="So many more actions come now.")] = 0,
+    cpu: Annotated[float, typer.Option(help="Cores that each of them needs.")] = 1.0,
+    cpu_max: Annotated[float | None, typer.Option(help="Cores that each of them can use.")] = None,
+    memory_mib: Annotated[int, typer.Option(help="Memory of each.")] = 512,
+    seconds: Annotated[float, typer.Option(help="How long each takes on --cpu cores.")] = 1.0,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Say how long what waits now would wait with other nodes or more actions. Needs a key with `admin:read`."""
+    try:
+        question = PlanQuestion(
+            cores=cores,
+            add_nodes=add_nodes,
+            without=without or [],
+            actions=actions,
+            cpu=cpu,
+            cpu_max=cpu_max,
+            memory_mib=memory_mib,
+            seconds=seconds,
+        )
+    except ValidationError as error:
+        fail("; ".join(f"{_option(each['loc'])}{each['msg']}" for each in error.errors()), EXIT_USAGE)
+    with connected(directory) as tangram:
+        found = tangram.plan(question)
+    if output is Format.JSON:
+        sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+    else:
+        stdout.print(table_of(found))
+
+
+def table_of(found: CapacityPlan) -> Table:
+    """A line for each figure, a column for each forecast."""
+    forecasts = [found.as_is] if found.changed is None else [found.as_is, found.changed]
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "as it is", "changed")[: 1 + len(forecasts)]:
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, figures in zip(_NAMES, zip(*map(_figures, forecasts), strict=True), strict=True):
+        table.add_row(name, *figures)
+    return table
+
+
+_NAMES = ("nodes", "cores", "waiting", "simulated", "start now", "start at all", "mean wait", "p90 wait", "drained in")
+
+
+def _figures(found: PlanForecast) -> tuple[str, ...]:
+    least = "" if found.complete else "at least "
+    return (
+        str(found.nodes),
+        f"{found.cpu_milli / 1000:g}",
+        str(found.waiting),
+        str(found.simulated),
+        str(found.starts_now),
+        f"{least}{found.started}",
+        _seconds(found.mean_wait_s),
+        _seconds(found.p90_wait_s),
+        _seconds(found.drained_s),
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    return f"{seconds:.1f} s" if seconds is not None else "-"
+
+
+def _option(place: tuple[int | str, ...]) -> str:
+    return f"--{str(place[0]).replace('_', '-')}: " if place else ""

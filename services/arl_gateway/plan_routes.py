@@ -1,0 +1,37 @@
+"""The public API of plans. A route parses, calls and returns."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from arl_gateway.plans import Plans
+from arl_gateway.routes import ANY, Admin
+from arl_kit.app import documented
+from arl_wire.errors import Conflict
+from arl_wire.plans import CapacityPlan, PlanQuestion
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+async def _plans(request: Request) -> Plans:
+    plans: Plans = request.app.state.plans
+    return plans
+
+
+@router.get(
+    "/plan",
+    operation_id="plan_capacity",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, Conflict),
+)
+async def plan_capacity(
+    question: Annotated[PlanQuestion, Query()], caller: Admin, plans: Annotated[Plans, Depends(_plans)]
+) -> CapacityPlan:
+    """How long what waits now would wait, with other nodes or more actions and without. Nothing of it is done.
+
+    503 while no scheduler leads or another plan is being made; 409 under static provisioning, whose pods are held for
+    as long as their trajectories last.
+    """
+    return await plans.plan(question)

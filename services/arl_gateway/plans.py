@@ -1,0 +1,33 @@
+"""What would be with other nodes or more actions, by the scheduler."""
+
+from arl_gateway import node_rows
+from arl_kit.peers import Peers
+from arl_store.tx import Store
+from arl_wire.errors import FieldError, ValidationFailed
+from arl_wire.internal import PlanAsk
+from arl_wire.plans import CapacityPlan, PlanQuestion
+
+__all__ = ["Plans"]
+
+
+class Plans:
+    def __init__(self, store: Store, peers: Peers, *, scheduler_url: str) -> None:
+        self._store = store
+        self._peers = peers
+        self._scheduler_url = scheduler_url
+
+    async def plan(self, question: PlanQuestion) -> CapacityPlan:
+        """Nodes serve all projects, so what waits of all is in it, as numbers."""
+        ask = PlanAsk(question=question, without=await self._ids_of(question.without))
+        content = await self._peers.call(f"{self._scheduler_url}/internal/plan", ask)
+        return CapacityPlan.model_validate_json(content)
+
+    async def _ids_of(self, names: list[str]) -> list[int]:
+        if not names:
+            return []
+        async with self._store.read() as tx:
+            ids = await node_rows.ids_of(tx, names)
+        if unknown := sorted(set(names) - ids.keys()):
+            message = f"there is no node {unknown[0]!r}; `tangram nodes list` shows them"
+            raise ValidationFailed(message, errors=[FieldError(field="query.without", message=message)])
+        return list(ids.values())

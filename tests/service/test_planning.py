@@ -1,0 +1,105 @@
+"""Who looks ahead: the leader, on a copy, between its rounds."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from arl_core.fence import Fence
+from arl_core.model import Plan, Resize
+from arl_core.pods import StaticPods
+from arl_core.snapshot import Snapshot
+from arl_core.spar import Spar
+from arl_scheduler.planning import SIMULATED, Planning
+from arl_scheduler.rounds import Rounds
+from arl_wire.errors import Conflict, Unavailable
+from arl_wire.internal import PlanAsk
+from arl_wire.plans import PlanQuestion
+from support.builders import a_queued_row, numbered
+from support.conditions import eventually
+from support.rows import Rows, rows_in
+from support.scheduler import leading
+
+
+@dataclass(frozen=True, slots=True)
+class Endless(Spar):
+    """Never comes to an end."""
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        return Plan(resizes=(Resize(fence=Fence(numbered(1), 1), amounts={"cpu_milli": 1000}),))
+
+
+def asked(*, without: Sequence[int] = (), **question: Any) -> PlanAsk:
+    return PlanAsk(question=PlanQuestion(without=["n"] * len(without), **question), without=list(without))
+
+
+async def until_known(leader: Rounds, waiting: int) -> None:
+    await eventually(lambda: (view := leader.view()) is not None and view[0].waiting == waiting)
+
+
+async def is_granted(rows: Rows, action: object) -> bool:
+    return bool(await rows.value("select state = 'granted' from actions where id = $1", action))
+
+
+async def test_rounds_go_on_while_somebody_looks_ahead(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        await rows.node(cores=2)
+        await until_known(leader, 0)
+        planning = Planning(leader, Endless(), work_s=60)
+        looking = asyncio.create_task(planning.plan(asked()))
+        try:
+            first, second = await rows.action(), await rows.action()
+            await eventually(lambda: is_granted(rows, first))
+            await eventually(lambda: is_granted(rows, second))
+            assert not looking.done()
+            with pytest.raises(Unavailable, match="another plan"):
+                await planning.plan(asked())
+        finally:
+            looking.cancel()
+
+
+async def test_what_time_does_not_suffice_for_is_said(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        await until_known(leader, 0)
+        found = await Planning(leader, Endless(), work_s=0.01).plan(asked())
+        assert (found.as_is.complete, found.changed) == (False, None)
+
+
+async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        node = await rows.node(cores=1, memory_mib=1000)
+        running = await rows.action(scope="trajectory", trajectory="x", environment_id=numbered(5))
+        await eventually(lambda: is_granted(rows, running))
+        for _ in range(2):
+            await rows.action(scope="trajectory", trajectory="x")
+        await rows.action(demand={"cpu_milli": 2000})
+        await rows.action(demand={"cpu_milli": 1000}, queue_id=await rows.queue_of("halted"))
+        await rows.execute("update queues set paused_at = now() where task = 'halted'")
+        await until_known(leader, 4)
+        planning = Planning(leader, Spar())
+        found = (await planning.plan(asked(cores="4"))).changed
+        assert found is not None
+        assert (found.nodes, found.cpu_milli, found.waiting, found.simulated) == (1, 4000, 4, 3), (
+            "what is paused waits and does not start"
+        )
+        closed = (await planning.plan(asked(without=[node]))).changed
+        assert closed is not None
+        assert (closed.nodes, closed.started) == (0, 2), "what lives there goes on"
+
+
+async def test_a_flood_is_cut_and_said_to_be(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        await until_known(leader, 0)
+        view = leader.view()
+        assert view is not None
+        view[0].admit([a_queued_row(number) for number in range(1, SIMULATED + 11)])
+        found = (await Planning(leader, Spar()).plan(asked())).as_is
+        assert (found.waiting, found.simulated) == (SIMULATED + 10, SIMULATED)
+
+
+async def test_static_pods_have_no_plan(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        with pytest.raises(Conflict):
+            await Planning(leader, StaticPods(1000)).plan(asked())
