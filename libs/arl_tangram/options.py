@@ -49,6 +49,8 @@ class ExecOptions(TypedDict, total=False):
     memory_mib: int
     disk_mib: int
     pids: int
+    resources: Mapping[str, int]
+    """What else it needs, of what nodes say that they have."""
     parallel_fraction: float
     """Amdahl fraction of the elastic range of `cpu`."""
     resizable: Literal["none", "grow", "any"]
@@ -61,7 +63,7 @@ class ExecOptions(TypedDict, total=False):
     labels: Mapping[str, str]
 
 
-_DEMAND = ("memory_mib", "disk_mib", "pids")
+_DEMAND = ("memory_mib", "disk_mib", "pids", "resources")
 _FLAT = (
     "task", "trajectory", "profile", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
     "timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",

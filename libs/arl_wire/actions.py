@@ -22,6 +22,7 @@ from arl_wire.base import Strict
 from arl_wire.checks import StrictBase64, no_nul, relative_path
 from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
 from arl_wire.errors import Problem
+from arl_wire.resources import Resources
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
 
 __all__ = [
@@ -102,6 +103,11 @@ class Demand(Strict):
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory")
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
+    resources: Resources = Field(
+        default_factory=dict,
+        description="What else it needs while it runs, of what nodes say that they have: `network_mbps`, accelerators."
+        " Counted, and not confined: nobody else is granted it meanwhile",
+    )
 
 
 class EnvironmentRequest(Strict):
@@ -232,6 +238,8 @@ class SubmitAction(Strict):
     def _runs_nothing(self) -> None:
         if given := [name for name in OF_PROGRAMS if getattr(self, name)]:
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no {' and no '.join(given)}")
+        if self.demand.resources:
+            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no demand.resources")
         if self.environment.scope != "trajectory" and self.environment.id is None:
             raise ValueError(
                 f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"

@@ -115,6 +115,7 @@ def demand_of(action: SubmitAction) -> dict[str, int]:
         "cpu_milli": _milli(minimum) if action.kind == "exec" else 0,
         "memory_mib": action.demand.memory_mib,
         "disk_mib": action.demand.disk_mib,
+        **action.demand.resources,
     }
 
 

@@ -14,6 +14,7 @@ from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normali
 from arl_admission.repository import Home
 from arl_admission.settings import AdmissionSettings
 from arl_core.ledger import fits
+from arl_core.model import ENVIRONMENT_RESOURCES
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
@@ -377,7 +378,7 @@ def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) ->
     names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
     errors = [
         FieldError(
-            field=names[resource],
+            field=names.get(resource, f"demand.resources.{resource}"),
             message=f"asks for {_shown(resource, amount)}, the largest node has {_shown(resource, largest[resource])}",
         )
         for resource, amount in needed.items()
@@ -387,4 +388,6 @@ def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) ->
 
 
 def _shown(resource: str, amount: int) -> str:
-    return f"{amount / 1000:g} cores" if resource == "cpu_milli" else f"{amount} MiB"
+    if resource == "cpu_milli":
+        return f"{amount / 1000:g} cores"
+    return f"{amount} MiB" if resource in ENVIRONMENT_RESOURCES else str(amount)

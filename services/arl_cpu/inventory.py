@@ -50,7 +50,7 @@ def capacity_of(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, int]
     memory = settings.memory_mib or int(_memory_mib() * MEMORY_SHARE)
     if settings.driver == "simulated":
         memory = settings.memory_mib or 1 << 30
-    return {"cpu_milli": 1000 * len(cores), "memory_mib": memory, "disk_mib": memory}
+    return {"cpu_milli": 1000 * len(cores), "memory_mib": memory, "disk_mib": memory, **settings.resources}
 
 
 def _cores_in(ranges: str) -> list[int]:

@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 
 from arl_core.policies import PolicyName
 from arl_manager.settings import ManagerSettings
+from arl_wire.resources import Resources
 
 __all__ = ["CpuSettings"]
 
@@ -21,6 +22,9 @@ class CpuSettings(ManagerSettings):
     )
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
     memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
+    resources: Resources = Field(
+        default_factory=dict, description='What else the node has, as JSON: {"npu": 4}. Counted, and not confined'
+    )
 
     @model_validator(mode="after")
     def _has_launcher(self) -> "CpuSettings":

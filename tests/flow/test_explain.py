@@ -22,7 +22,7 @@ AT_HOME = {"trajectory": "x", "environment": {"scope": "trajectory"}}
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    async with running_system(owner_url, cores=1) as system:
+    async with running_system(owner_url, cores=1, overrides={"cpu": {"TANGRAM_RESOURCES": '{"npu": 2}'}}) as system:
         yield system
     await databases.drop(owner_url)
 
@@ -111,6 +111,24 @@ async def test_the_sdk_and_the_command_line_tell_it(system: System, api: httpx.A
     said = list(sentences(holding))
     assert said[0] == "Running."
     assert "1000 cpu_milli" in said[1]
+
+
+async def test_a_resource_that_only_its_node_knows_of_is_granted_and_waited_for(api: httpx.AsyncClient) -> None:
+    with_npus = {"demand": {"cpu": 0.25, "resources": {"npu": 2}}}
+    holds = await submit(api, **with_npus)
+    await eventually(lambda: is_running(api, holds))
+    assert (await api.get(f"/v1/actions/{holds}")).json()["amounts"]["npu"] == 2
+    waits = await submit(api, **with_npus)
+    (lack,) = (await explained(api, waits, "waits_for_capacity"))["wait"]["lacks"]
+    assert lack == {"resource": "npu", "needed": 2, "free": 0, "capacity": 2}
+    assert (await api.get("/v1/admin/audit")).json()["findings"] == []
+    await api.delete(f"/v1/actions/{holds}")
+    await eventually(lambda: is_running(api, waits))
+    await api.delete(f"/v1/actions/{waits}")
+    for resources in ({"npu": 3}, {"tpu": 1}):
+        answer = await api.post("/v1/actions", json=LONG | {"demand": {"resources": resources}})
+        assert (answer.status_code, answer.json()["code"]) == (422, "demand_impossible")
+        assert [error["field"] for error in answer.json()["errors"]] == [f"demand.resources.{next(iter(resources))}"]
 
 
 async def test_a_plan_says_what_more_or_fewer_cores_would_bring(

@@ -31,7 +31,7 @@ _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3,
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {
     "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
-    "cpu": ("TANGRAM_SNAPSHOTS_MIB", "TANGRAM_POLICY"),
+    "cpu": ("TANGRAM_SNAPSHOTS_MIB", "TANGRAM_POLICY", "TANGRAM_RESOURCES"),
     "gpu": (
         "TANGRAM_SERVICES",
         "TANGRAM_SLOTS",

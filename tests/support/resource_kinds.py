@@ -1,0 +1,41 @@
+"""A made-up accelerator: all that has to be said so that nodes have some, actions ask for some, and it is scheduled."""
+
+from dataclasses import dataclass
+
+from arl_core.elasticity import Amdahl
+from arl_core.model import ActionClass, Demand, Elastic, Shape
+from arl_core.rate import Rate
+
+__all__ = ["KINDS", "ResourceKind"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceKind:
+    """What a suite needs to know of a resource: how much a node has, and what an action may ask for."""
+
+    name: str
+    node_has: int
+    widths: tuple[int, ...]
+    """What one action can use, the least first."""
+    cores_milli: int = 0
+    """That it needs besides."""
+    rate: Rate | None = None
+    """Of a resource that nobody gives back."""
+
+    def demand(self, key: int = 1) -> ActionClass:
+        """Of an action that is as wide as the policy finds worth while."""
+        minimum = {self.name: self.widths[0]} | ({"cpu_milli": self.cores_milli} if self.cores_milli else {})
+        elastic = Elastic(self.name, self.widths, Amdahl(0.9)) if len(self.widths) > 1 else None
+        return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(minimum, elastic))
+
+    def node(self) -> dict[str, int]:
+        return {"cpu_milli": 8000, "memory_mib": 1024, self.name: self.node_has}
+
+
+KINDS = (
+    ResourceKind("cpu_milli", node_has=8000, widths=(1000, 2000, 4000)),
+    ResourceKind("memory_mib", node_has=1024, widths=(100,)),
+    ResourceKind("network_mbps", node_has=10_000, widths=(1000,), cores_milli=500),
+    ResourceKind("acme.com/npu", node_has=4, widths=(1, 2, 4), cores_milli=100),
+    ResourceKind("calls", node_has=5, widths=(1,), rate=Rate(per_s=2.0, burst=5)),
+)

@@ -1,0 +1,160 @@
+"""What every kind of resource keeps to, whatever it is called. A new one is a line in `support.resource_kinds`."""
+
+from dataclasses import replace
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from arl_core.curves import Curves
+from arl_core.explain import Lack, explain
+from arl_core.fence import Fence
+from arl_core.model import Amounts, Pool
+from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.refilling import RefillingLedger
+from arl_core.rules import Rule
+from arl_core.spar import Spar
+from arl_cpu.holdings import Attempt, Holdings
+from arl_wire.resources import KNOWN
+from support.builders import a_pool, a_snapshot, a_submission, an_action
+from support.resource_kinds import KINDS, ResourceKind
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+HELD = [kind for kind in KINDS if kind.rate is None]
+held_kinds = pytest.mark.parametrize("kind", HELD, ids=lambda kind: kind.name)
+RESIZING = Spar(resizing=True)
+
+
+def a_ledger(kind: ResourceKind) -> RefillingLedger:
+    ledger = RefillingLedger()
+    ledger.set_capacity(1, kind.node())
+    if kind.rate is not None:
+        ledger.set_rate(1, kind.name, kind.rate)
+    return ledger
+
+
+def a_node(kind: ResourceKind, ledger: RefillingLedger) -> Pool:
+    return replace(a_pool(1, **kind.node()), free=ledger.free(1))
+
+
+class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
+    """Rounds of a policy against what the ledger has free; actions end, and time goes on."""
+
+    @initialize(kind=st.sampled_from(KINDS), policy=st.sampled_from([FirstComeFirstServed(), Spar(), RESIZING]))
+    def begin(self, kind: ResourceKind, policy: Policy) -> None:
+        self.kind, self.policy, self.ledger = kind, policy, a_ledger(kind)
+        self.queued = self.now = 0
+        self.held: dict[UUID, Amounts] = {}
+        self.taken: list[tuple[int, int]] = []
+        self.number = 0
+
+    @rule(count=st.integers(1, 8))
+    def submit(self, count: int) -> None:
+        self.queued += count
+
+    @rule()
+    def a_round(self) -> None:
+        actions = [an_action(self.number + n, cls=self.kind.demand()) for n in range(1, self.queued + 1)]
+        self.number += self.queued
+        snapshot = a_snapshot(queued=actions, pools=[a_node(self.kind, self.ledger)])
+        for grant in self.policy.plan(replace(snapshot, curves=Curves())).grants:
+            assert grant.amounts[self.kind.name] in self.kind.widths
+            self.ledger.take(grant.fence.action_id, 1, grant.amounts)
+            self.ledger.take(grant.fence.action_id, 1, grant.amounts)
+            self.held[grant.fence.action_id] = grant.amounts
+            self.taken.append((self.now, grant.amounts[self.kind.name]))
+            self.queued -= 1
+
+    @rule(seconds=st.integers(1, 3))
+    def time_goes_on(self, seconds: int) -> None:
+        self.now += seconds
+        self.ledger.now = float(self.now)
+
+    @rule(which=st.integers(0, 20))
+    def one_ends_and_it_is_said_twice(self, which: int) -> None:
+        if self.held:
+            ended = sorted(self.held)[which % len(self.held)]
+            del self.held[ended]
+            assert [self.ledger.release(ended), self.ledger.release(ended)] == [True, False]
+
+    @invariant()
+    def what_is_held_and_what_is_free_is_what_there_is(self) -> None:
+        if not hasattr(self, "kind"):
+            return
+        free, name = self.ledger.free(1), self.kind.name
+        assert min(free.values()) >= 0
+        if self.kind.rate is None:
+            assert free[name] + sum(amounts[name] for amounts in self.held.values()) == self.kind.node_has
+
+    @invariant()
+    def no_more_is_taken_in_any_time_than_its_rate_allows(self) -> None:
+        rate = self.kind.rate if hasattr(self, "kind") else None
+        if rate is None:
+            return
+        for began, _ in self.taken:
+            spent = sum(amount for at, amount in self.taken if at >= began)
+            assert spent <= rate.burst + rate.per_s * (self.now - began)
+
+
+TestEveryKind = NothingIsGivenThatIsNotThere.TestCase
+TestEveryKind.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@every_kind
+def test_one_that_no_node_has_so_much_of_never_fits_and_says_what_it_lacks(kind: ResourceKind) -> None:
+    cls = replace(kind, widths=(kind.node_has + 1,)).demand()
+    action = an_action(1, cls=cls)
+    found = explain(a_snapshot(queued=[action], pools=[a_node(kind, a_ledger(kind))]), action, Spar())
+    assert (found.rule, found.lacks) == (
+        Rule.NO_NODE_FITS,
+        (Lack(kind.name, needed=kind.node_has + 1, free=kind.node_has, capacity=kind.node_has),),
+    )
+
+
+@every_kind
+def test_one_that_waits_for_it_names_it(kind: ResourceKind) -> None:
+    action = an_action(1, cls=kind.demand())
+    node = a_node(kind, a_ledger(kind))
+    full = replace(node, free={**node.free, kind.name: 0})
+    found = explain(a_snapshot(queued=[action], pools=[full]), action, Spar())
+    assert (found.rule, [lack.resource for lack in found.lacks]) == (Rule.WAITS_FOR_CAPACITY, [kind.name])
+
+
+@every_kind
+def test_a_node_without_any_is_passed_over(kind: ResourceKind) -> None:
+    other = a_pool(1, **{name: amount for name, amount in kind.node().items() if name != kind.name})
+    has = replace(a_node(kind, a_ledger(kind)), node=2)
+    (grant,) = Spar().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[other, has])).grants
+    assert grant.node == 2
+
+
+@held_kinds
+def test_alone_an_action_gets_all_that_makes_it_faster(kind: ResourceKind) -> None:
+    pool = a_node(kind, a_ledger(kind))
+    (grant,) = Spar().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[pool])).grants
+    assert grant.amounts[kind.name] == kind.widths[-1]
+
+
+@held_kinds
+def test_a_manager_refuses_what_it_has_not_free(kind: ResourceKind) -> None:
+    holdings = Holdings(kind.node(), tuple(range(8)))
+    amounts = {"cpu_milli": 0, kind.name: kind.node_has}
+    first, second = (Attempt(Fence(uuid4(), 1), amounts, None) for _ in range(2))
+    assert [holdings.take(first), holdings.take(second)] == [True, False]
+    holdings.give_back(first.fence)
+    holdings.give_back(first.fence)
+    assert holdings.take(second)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HELD if kind.name not in KNOWN], ids=lambda kind: kind.name)
+def test_clients_name_it_in_their_demand(kind: ResourceKind) -> None:
+    asked = a_submission(demand={"resources": {kind.name: kind.widths[0]}})
+    assert asked.demand.resources == {kind.name: kind.widths[0]}
+
+
+@pytest.mark.parametrize("resources", [{"gpu": 1}, {"cpu_milli": 1}, {"npu": 0}, {"slots:minilm": 1}, {"N": 1}])
+def test_what_has_a_field_of_its_own_or_no_amount_is_refused(resources: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"demand\.resources"):
+        a_submission(demand={"resources": resources})
