@@ -11,6 +11,7 @@ from arl_core.curves import Width
 from arl_core.estimates import Estimates
 from arl_core.fairness import dominant_share
 from arl_core.free import FreeAmounts
+from arl_core.gangs import members_of, together_on
 from arl_core.ledger import fits
 from arl_core.load import Loads
 from arl_core.model import ActionClass, Amounts, Grant, Plan, Pool, Shape, Waiting, action_part
@@ -82,6 +83,7 @@ class Explanation:
 def explain(snapshot: Snapshot, action: Waiting, policy: Policy, *, held_back: Rule | None = None) -> Explanation:
     """Of a queued action; `held_back` says why one is not in the snapshot. Changes nothing."""
     pool, possible = _best_pool(snapshot, action)
+    possible = possible and _has_room_for_gang(snapshot, action)
     lacks = _lacks(action, pool, possible) if pool is not None else ()
     ahead = _ahead(snapshot, action, policy) if held_back is None else None
     curve = snapshot.curves.of(action.cls)
@@ -116,7 +118,7 @@ def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool
         return Rule.NO_NODE_FITS
     # What is free says nothing of a pod's cores.
     if not policy.has_pods and _fits_beside(snapshot, action, plan):
-        return _passed_over(snapshot, action, policy, plan)
+        return Rule.WAITS_FOR_GANG if action.together else _passed_over(snapshot, action, policy, plan)
     if ahead.priority:
         return Rule.WAITS_BEHIND_PRIORITY
     if ahead.in_task:
@@ -176,6 +178,16 @@ def _best_pool(snapshot: Snapshot, action: Waiting) -> tuple[Pool | None, bool]:
     if able:
         return min(is_open or able, key=lambda pool: _short_of(needed, pool.free, pool)), True
     return min(pools, key=lambda pool: _short_of(needed, pool.capacity, pool), default=None), False
+
+
+def _has_room_for_gang(snapshot: Snapshot, action: Waiting) -> bool:
+    """Whether the nodes, were they empty, could run all that start with it."""
+    pools = {node: pool for node, pool in snapshot.pools.items() if pool.shape is action.cls.shape}
+    demands = [
+        (each.cls.demand.minimum, [node for node, pool in pools.items() if each.cls.requires <= pool.enforces])
+        for each in members_of(action)
+    ]
+    return not action.together or together_on(demands, {node: pool.capacity for node, pool in pools.items()})
 
 
 def _short_of(needed: Amounts, available: Amounts, pool: Pool) -> tuple[int, float, int]:

@@ -112,7 +112,7 @@ class Forecasting:
         """As far as the steps went."""
         waits = sorted(self._waits)
         return Forecast(
-            simulated=len(self._present.waiting),
+            simulated=sum(1 + len(action.together) for action in self._present.waiting),
             starts_now=self._starts_now,
             started=len(waits),
             mean_wait_s=sum(waits) / len(waits) if waits else None,
@@ -127,7 +127,7 @@ class Forecasting:
             if each.environment is not None:
                 self._homes[each.environment] = _Home(each.running.node, {})
         for action in self._present.waiting:
-            self._queued[action.id] = action
+            self._queued |= {each.id: each for each in (action, *action.together)}
             if action.environment is None:
                 self._waiting.add(action)
                 continue

@@ -68,6 +68,10 @@ class FreeAmounts:
         needed = _needed(amounts, pinned)
         return self._grant(node, action, amounts, needed, pinned) if self._fits(node, action.cls, needed) else None
 
+    def give_back(self, grant: Grant, amounts: Amounts) -> None:
+        """What was spent on a grant that is not made after all; not one that makes an environment."""
+        self._spend(grant.node, {resource: -amount for resource, amount in amounts.items()}, homes=0)
+
     def place(self, action: Waiting, amounts: Amounts, *, needed: Amounts, pinned: int | None) -> Grant | None:
         """Grant `amounts`, of which `needed` are not held yet; on the node `pinned`, or on any that has them."""
         node = self._choose(action, needed, pinned)

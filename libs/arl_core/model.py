@@ -20,6 +20,7 @@ __all__ = [
     "Demand",
     "Elastic",
     "Environment",
+    "Gang",
     "Grant",
     "Plan",
     "Pod",
@@ -153,6 +154,14 @@ class Environment:
     """None until its first action is granted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """So many actions that start in one round or not at all. Each is outside of kept environments."""
+
+    id: UUID
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A queued action that may start now, as far as its environment is concerned."""
@@ -170,6 +179,10 @@ class Waiting:
     trajectory: TrajectoryName | None = None
     began: float | None = None
     """When the first action of its trajectory was submitted, as far as is known."""
+    gang: Gang | None = None
+    """None of one that was granted before, too: it is started again by itself."""
+    together: tuple["Waiting", ...] = ()
+    """The others of its gang. It stands for all of them: where it is looked at, they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +243,8 @@ class Grant:
     amounts: Amounts
     environment: UUID | None = None
     devices: tuple[int, ...] = ()
+    gang: UUID | None = None
+    """With all of these or not at all. They follow one another in a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from arl_core.free import FreeAmounts
+from arl_core.gangs import take_together
 from arl_core.model import Amounts, Grant, Plan, action_part, environment_part
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Walk
@@ -52,11 +53,11 @@ class FirstComeFirstServed:
         walk = Walk(snapshot.waiting.buckets())
         grants: list[Grant] = []
         while (action := walk.head) is not None:
-            grant = free.take(action, action.cls.demand.minimum)
-            if grant is None:
+            started = take_together(free, action, lambda each: free.take(each, each.cls.demand.minimum))
+            if started is None:
                 walk.leave_bucket()
             else:
-                grants.append(grant)
+                grants += started
                 walk.advance()
         return Plan(grants=tuple(grants))
 

@@ -5,8 +5,10 @@ sized, pods so small that all trajectories fit, and overcommitted pods, all admi
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from arl_core.free import FreeAmounts
+from arl_core.gangs import take_together
 from arl_core.model import Amounts, Grant, Plan, Pod, Shape, Waiting, action_part, environment_part
 from arl_core.snapshot import Snapshot
 
@@ -39,15 +41,17 @@ class StaticPods:
         full: set[tuple[int, bool]] = set()
         for action in snapshot.waiting.in_order():
             on_cores = action.cls.shape is Shape.DIVISIBLE
-            pod = pods.get(action.trajectory) if on_cores and action.trajectory is not None else None
+            has_pod = on_cores and action.trajectory is not None and not action.together
+            pod = pods.get(action.trajectory) if has_pod and action.trajectory is not None else None
             if (pod is not None and pod.busy) or (pod is None and _alike(action) in full):
                 continue
-            grant = self._start(free, action, pod)
-            if grant is None:
-                if pod is None:
+            started = self._start_all(free, action, pod)
+            if started is None:
+                if pod is None and not action.together:
                     full.add(_alike(action))
                 continue
-            grants.append(grant)
+            grants += started
+            grant = started[0]
             if action.trajectory is not None and (pod is not None or action.environment is not None):
                 pods[action.trajectory] = Pod(grant.node, busy=True)
         return Plan(grants=tuple(grants))
@@ -60,6 +64,14 @@ class StaticPods:
         if at_home or in_pod or self.overcommitted:
             held.pop(_CORES, None)
         return held
+
+    def _start_all(self, free: FreeAmounts, action: Waiting, pod: Pod | None) -> list[Grant] | None:
+        """Each member of a gang is a pod of its own."""
+        if not action.together:
+            grant = self._start(free, action, pod)
+            return None if grant is None else [grant]
+        holds = partial(self.action_holds, at_home=False, in_pod=False)
+        return take_together(free, action, lambda each: self._start(free, each, None), holds=holds)
 
     def _start(self, free: FreeAmounts, action: Waiting, pod: Pod | None) -> Grant | None:
         minimum = action.cls.demand.minimum

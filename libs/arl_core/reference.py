@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from arl_core.allocation import PrefixAllocation
 from arl_core.curves import Width
 from arl_core.free import FreeAmounts
+from arl_core.gangs import take_together
 from arl_core.groups import DEVICES, degrees_of
 from arl_core.model import Amounts, Grant, Plan, Shape, Waiting, action_part, environment_part
 from arl_core.snapshot import Snapshot
@@ -47,6 +48,7 @@ class _Round:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
+        self._gangs: list[Grant] = []
 
     def plan(self) -> Plan:
         buckets = list(self._snapshot.waiting.buckets())
@@ -54,7 +56,7 @@ class _Round:
         candidates = self._candidates([bucket for bucket in buckets if bucket.cls.shape is not Shape.GROUP])
         for node, at_minimum in candidates.items():
             grants += self._widened(node, at_minimum)
-        return Plan(grants=tuple(grants))
+        return Plan(grants=(*grants, *self._gangs))
 
     def _candidates(self, buckets: Iterable[Bucket]) -> dict[int, list[tuple[Waiting, Grant]]]:
         """Each node's longest prefix, in order of arrival, that fits at its minimum."""
@@ -62,6 +64,9 @@ class _Round:
         full: set[int] = set()
         walk = Walk(buckets)
         while (action := walk.head) is not None:
+            if action.together:
+                self._start_gang(action, walk)
+                continue
             node = self._free.node_of(action)
             grant = None if node in full else self._free.take(action, action.cls.demand.minimum)
             if grant is not None:
@@ -72,6 +77,15 @@ class _Round:
                 full.add(node)
             walk.leave_bucket()
         return found
+
+    def _start_gang(self, action: Waiting, walk: Walk) -> None:
+        """Its members get their minimum; nothing is left out of a gang for being better off later."""
+        started = take_together(self._free, action, lambda each: self._free.take(each, each.cls.demand.minimum))
+        if started is None:
+            walk.leave_bucket()
+        else:
+            self._gangs += started
+            walk.advance()
 
     def _widened(self, node: int, candidates: Sequence[tuple[Waiting, Grant]]) -> list[Grant]:
         """Of the first candidates, those that are better not left out; wider where that is worth it."""

@@ -14,6 +14,7 @@ class Rule(StrEnum):
     NO_NODE_FITS = "no_node_fits"  # no node there is could ever run it
     POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, and ends sooner if it waits for more or for others
     WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits, in what is kept for one that nothing may overtake any more
+    WAITS_FOR_GANG = "waits_for_gang"  # it fits, and not all of those that start with it do
     WAITS_BEHIND_PRIORITY = "waits_behind_priority"  # higher priorities go first
     WAITS_IN_ORDER = "waits_in_order"  # others of its task and priority go first
     WAITS_BEHIND_FAIR_SHARE = "waits_behind_fair_share"  # first in its task; tasks that had less go first

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from arl_core.curves import Width, best_width, units_of
 from arl_core.fairness import FairWalk, dominant_share
 from arl_core.free import FreeAmounts
+from arl_core.gangs import members_of, take_together
 from arl_core.load import Loads
 from arl_core.model import Amounts, Grant, Plan, Resizable, Shape, Waiting, action_part, environment_part
 from arl_core.priced_groups import GroupConstants, priced_groups
@@ -112,6 +113,9 @@ class _Round:
                     break
                 walk.leave_bucket()
                 continue
+            if action.together:
+                self._start_gang(action, walk, grants)
+                continue
             grant = self._start(action)
             if grant is None:
                 self._keep_free_for(action)
@@ -123,6 +127,31 @@ class _Round:
         if not self._resizing:
             return Plan(grants=tuple(grants))
         return self._widening.plan(grants)
+
+    def _start_gang(self, action: Waiting, walk: FairWalk, grants: list[Grant]) -> None:
+        """All of it at its smallest; where not all fit, nobody starts, and each has his claims by himself."""
+        started = take_together(self._free, action, lambda each: self._free.take(each, each.cls.demand.minimum))
+        if started is None:
+            self._keep_free_for_gang(action)
+            walk.leave_bucket()
+            return
+        grants += started
+        for grant in started:
+            self._loads.of(grant.node, self._curves.of(action.cls).resource).waiting -= 1 / len(started)
+        walk.advance(sum(self._share_s(action, grant) for grant in started))
+
+    def _keep_free_for_gang(self, action: Waiting) -> None:
+        """Who fits of an overdue one keeps his place in this round, until what ends leaves room for all."""
+        is_overdue = self._is_overdue(action)
+        for member in members_of(action):
+            grant = self._free.take(member, member.cls.demand.minimum) if is_overdue else None
+            if grant is not None:
+                self._widening.keep(grant.node, 0)
+                continue
+            if self._resizing:
+                self._widening.claim(member)
+            if is_overdue:
+                self._keep_free_for(member)
 
     def _has_cores(self, milli: int) -> bool:
         """Whether so many are free anywhere, or could be had."""

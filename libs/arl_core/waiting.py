@@ -39,6 +39,8 @@ class BucketKey(NamedTuple):
     node: int | None
     """Where its environment lives."""
     makes_environment: bool
+    gang: UUID | None = None
+    """Of one that stands for others, itself: a gang is alone in its bucket."""
 
 
 _Entry = tuple[float, UUID, int, Waiting]
@@ -187,7 +189,9 @@ class WaitingIndex:
         self.discard(action.id)
         environment = action.environment
         node = environment.node if environment is not None else None
-        key = BucketKey(action.cls.key, action.task, action.priority, node, environment is not None and node is None)
+        gang = action.id if action.together else None
+        makes_environment = environment is not None and node is None
+        key = BucketKey(action.cls.key, action.task, action.priority, node, makes_environment, gang)
         buckets = self._nodes.setdefault(node, {})
         bucket = buckets.get(key)
         if bucket is None:

@@ -66,6 +66,10 @@ class Tangram(Trees, Rewards, Shares):
         """Ids in order. Raises `BatchRefused` if any was refused; the others run."""
         return self._run(operations.submit_many(actions, patience_s=self._patience_s))
 
+    def submit_gang(self, actions: Sequence[SubmitAction]) -> list[UUID]:
+        """Those that start in one moment or not at all; ids in order. Raises `BatchRefused`, and then none runs."""
+        return self._run(operations.submit_gang(actions, patience_s=self._patience_s))
+
     def run(
         self,
         action: SubmitAction | None = None,
@@ -220,6 +224,9 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
 
     async def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
         return await self._run(operations.submit_many(actions, patience_s=self._patience_s))
+
+    async def submit_gang(self, actions: Sequence[SubmitAction]) -> list[UUID]:
+        return await self._run(operations.submit_gang(actions, patience_s=self._patience_s))
 
     async def run(
         self,

@@ -19,13 +19,11 @@ from arl_core.states import Outcome
 from arl_wire.actions import (
     Action,
     ActionPage,
-    BatchAccepted,
-    BatchItem,
     SubmitAction,
-    SubmitBatch,
     WaitRequest,
     WaitResponse,
 )
+from arl_wire.batches import BatchAccepted, BatchItem, SubmitBatch
 from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
 
@@ -52,6 +50,7 @@ __all__ = [
     "list_environments",
     "run",
     "submit",
+    "submit_gang",
     "submit_many",
     "wait",
     "wait_any",
@@ -149,7 +148,8 @@ def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operat
     accepted: dict[int, UUID] = {}
     refused: dict[int, TangramError] = {}
     for start in range(0, len(actions), BATCH):
-        items = yield from _submit_batch(actions[start : start + BATCH], patience_s)
+        batch = SubmitBatch(actions=list(actions[start : start + BATCH]))
+        items = yield from _submit_batch(batch, patience_s)
         for index, item in enumerate(items, start):
             if item.problem is not None:
                 refused[index] = error_from(item.problem)
@@ -160,14 +160,21 @@ def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operat
     return [accepted[index] for index in range(len(actions))]
 
 
-def _submit_batch(
-    actions: Sequence[SubmitAction], patience_s: float
-) -> Generator[Call | Pause, Reply | None, list[BatchItem]]:
+def submit_gang(actions: Sequence[SubmitAction], *, patience_s: float) -> Operation[list[UUID]]:
+    """Ids in the order of `actions`. Raises `BatchRefused`, and then none of them runs."""
+    items = yield from _submit_batch(SubmitBatch(actions=list(actions), gang=True), patience_s)
+    refused = {at: error_from(item.problem) for at, item in enumerate(items) if item.problem is not None}
+    if refused:
+        raise BatchRefused({}, refused)
+    return [item.id for item in items if item.id is not None]
+
+
+def _submit_batch(batch: SubmitBatch, patience_s: float) -> Generator[Call | Pause, Reply | None, list[BatchItem]]:
     """Sent again under the same key while any item's answer is to come back later; accepted ones stay what they are."""
     call = Call(
         method="POST",
         path="/v1/actions:batch",
-        body=SubmitBatch(actions=list(actions)),
+        body=batch,
         headers={"idempotency-key": uuid4().hex},
     )
     waited, pause = 0.0, FIRST_PAUSE_S

@@ -21,7 +21,6 @@ from arl_core.states import Outcome, State
 from arl_wire.base import Strict
 from arl_wire.checks import StrictBase64, no_nul, relative_path
 from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
-from arl_wire.errors import Problem
 from arl_wire.resources import Resources
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
 
@@ -31,8 +30,6 @@ __all__ = [
     "ActionPage",
     "ActionResult",
     "Amdahl",
-    "BatchAccepted",
-    "BatchItem",
     "CpuRange",
     "Demand",
     "ElasticDemand",
@@ -40,7 +37,6 @@ __all__ = [
     "NoElasticity",
     "OutputStream",
     "SubmitAction",
-    "SubmitBatch",
     "Table",
     "Times",
     "WaitRequest",
@@ -278,25 +274,6 @@ class SubmitAction(Strict):
 def _default(name: str) -> Any:
     """Pydantic takes 50 µs to say it."""
     return SubmitAction.model_fields[name].get_default(call_default_factory=True)
-
-
-class SubmitBatch(Strict):
-    """Up to 1000 actions. Each is accepted or refused for itself."""
-
-    actions: list[SubmitAction] = Field(min_length=1, max_length=1000)
-
-
-class BatchItem(BaseModel):
-    """One of `id` and `problem`."""
-
-    id: UUID | None = None
-    problem: Problem | None = None
-
-
-class BatchAccepted(BaseModel):
-    """In the order of the request."""
-
-    items: list[BatchItem]
 
 
 class OutputStream(BaseModel):

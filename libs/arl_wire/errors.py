@@ -12,6 +12,7 @@ TangramError
 │   ├── RequirementNotEnforced  no node enforces what it requires
 │   ├── TemplateUnknown         no node has the template it begins with
 │   ├── ServiceUnknown          no node has the reward service it names
+│   ├── GangRefused             another of those that start together is refused
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
 │   ├── QueueFull               the task has too many actions waiting
@@ -33,6 +34,7 @@ __all__ = [
     "DemandImpossible",
     "FieldError",
     "Forbidden",
+    "GangRefused",
     "IdempotencyKeyReused",
     "InputClosed",
     "InputFull",
@@ -185,6 +187,10 @@ class TemplateUnknown(Unprocessable):
 
 class ServiceUnknown(Unprocessable):
     code, title = "service_unknown", "No node has this reward service"
+
+
+class GangRefused(Unprocessable):
+    code, status, title = "gang_refused", 422, "Another of its gang is refused"
 
 
 class IdempotencyKeyReused(Unprocessable):

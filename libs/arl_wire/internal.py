@@ -27,6 +27,7 @@ __all__ = [
     "ExplainAsk",
     "FenceBody",
     "FreedHint",
+    "GangBody",
     "GrantBatch",
     "GrantBody",
     "InputAnswer",
@@ -65,7 +66,10 @@ class BeginsWith(BaseModel):
 
 
 class AdmitRequest(BaseModel):
+    """A `gang` is admitted as a whole or refused as a whole, and so it starts."""
+
     items: list[AdmitItem]
+    gang: bool = False
 
 
 class AdmitAnswer(BaseModel):
@@ -100,6 +104,14 @@ class QueuedAction(BaseModel):
     elastic: dict[str, Any] | None = None
     environment: dict[str, Any]
     priority: int = 0
+    gang: "GangBody | None" = None
+
+
+class GangBody(BaseModel):
+    """Of how many actions that start together this is one."""
+
+    id: UUID
+    size: int
 
 
 class AdmittedHint(BaseModel):

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from arl_core.model import Shape, slots_of
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
-from arl_wire.internal import AdmitItem, QueuedAction
+from arl_wire.internal import AdmitItem, GangBody, QueuedAction
 
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
@@ -44,6 +44,7 @@ class NewAction:
     payload: str
     key: str | None
     body_hash: str | None
+    gang: str | None = None
 
     def queued(self, *, submitted: float, deadline: float | None) -> QueuedAction:
         """The row as the scheduler's poll would read it."""
@@ -60,10 +61,11 @@ class NewAction:
             elastic=json.loads(self.elastic) if self.elastic else None,
             environment=json.loads(self.environment),
             priority=self.priority,
+            gang=GangBody.model_validate_json(self.gang) if self.gang is not None else None,
         )
 
 
-def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
+def normalise(item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None = None) -> NewAction:
     action = item.action
     demand = demand_of(action)
     elastic = _elastic(action)
@@ -102,6 +104,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int) -> NewAction:
         payload=json.dumps(_payload(action)),
         key=item.key,
         body_hash=item.body_hash or "" if item.key is not None else None,
+        gang=gang.model_dump_json() if gang is not None else None,
     )
 
 

@@ -123,6 +123,7 @@ _COLUMNS = {
     "payload": "text",
     "key": "text",
     "body_hash": "text",
+    "gang": "text",
 }
 _UNNEST = ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
 
@@ -148,9 +149,9 @@ INSERT_ACTIONS = text(f"""
          where asked.key is null or claimed.key is not null
     ), specs as (
         insert into action_specs (id, class_key, shape, demand, elastic, environment, priority, timeout_s, step,
-                                  labels, traceparent, tracestate, payload)
+                                  labels, traceparent, tracestate, payload, gang)
         select id, class_key, shape, demand::jsonb, elastic::jsonb, environment::jsonb, priority, timeout_s, step,
-               labels::jsonb, traceparent, tracestate, payload::json
+               labels::jsonb, traceparent, tracestate, payload::json, gang::jsonb
           from new
     )
     insert into actions (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at)

@@ -18,7 +18,7 @@ __all__ = ["add_hops"]
 
 def add_hops(hops: Hops, admission: Admission) -> None:
     async def admit(request: AdmitRequest) -> AdmitResponse:
-        return await admission.admit(request.items)
+        return await (admission.admit_gang if request.gang else admission.admit)(request.items)
 
     hops.add("/internal/admit", AdmitRequest, admit)
     hops.add("/internal/cancel", CancelWish, admission.cancel)

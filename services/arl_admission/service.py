@@ -1,36 +1,31 @@
 """The rules of admission: what is accepted, what is refused and why, what a key stands for."""
 
-import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from arl_admission import repository
 from arl_admission.backlog import Backlog
+from arl_admission.fleet import Fleet
 from arl_admission.metrics import AdmissionMetrics
-from arl_admission.normalise import CAPABILITY_OF, NewAction, demand_of, normalise
+from arl_admission.normalise import NewAction, normalise
 from arl_admission.repository import Home
 from arl_admission.settings import AdmissionSettings
-from arl_core.ledger import fits
-from arl_core.model import ENVIRONMENT_RESOURCES
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Row, Store, WriteTx
-from arl_wire.actions import HOST, SubmitAction
+from arl_wire.actions import SubmitAction
 from arl_wire.errors import (
     DemandImpossible,
     FieldError,
+    GangRefused,
     IdempotencyKeyReused,
     QueueFull,
-    RequirementNotEnforced,
-    ServiceUnknown,
     TangramError,
-    TemplateUnknown,
     Unavailable,
     Unprocessable,
     ValidationFailed,
@@ -46,6 +41,7 @@ from arl_wire.internal import (
     ChangeQueueWish,
     DeleteSnapshotWish,
     EndTrajectoryWish,
+    GangBody,
     QueuedAction,
     WishAnswer,
 )
@@ -62,30 +58,13 @@ WAITING = 20_000
 """Actions that may wait for their insert; beyond that the answer is 503 at once."""
 
 
-@dataclass(slots=True)
-class _Node:
-    capacity: dict[str, int]
-    enforced: set[str]
-    templates: set[str]
-
-
-@dataclass(slots=True)
-class _Fleet:
-    """What the registered nodes have and enforce, for refusing what can never run."""
-
-    nodes: list[_Node] = field(default_factory=list)
-    services: set[str] | None = None
-    """Of all nodes that have any kind of device; None where there is no such node."""
-    read_at: float = float("-inf")
-
-
 class Admission:
     def __init__(self, store: Store, peers: Peers, settings: AdmissionSettings, metrics: Metrics | None = None) -> None:
         self._store = store
         self._peers = peers
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
-        self._fleet = _Fleet()
+        self._fleet = Fleet()
         self._homes: dict[tuple[int, str], tuple[float, Home]] = {}
         """When a trajectory's environment was read, and what it was."""
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
@@ -97,7 +76,7 @@ class Admission:
         """Answers after the commit. An item that is refused does not hold up the others."""
         await self._refresh_fleet(items)
         answers: list[AdmitAnswer] = []
-        futures = [self._refusal(item.action) or self._inserts.enqueue(item) for item in items]
+        futures = [self._fleet.refusal(item.action) or self._inserts.enqueue(item) for item in items]
         for future in futures:
             try:
                 if isinstance(future, TangramError):
@@ -107,6 +86,21 @@ class Admission:
                 self._metrics.refused.labels(error.code).inc()
                 answers.append(AdmitAnswer(problem=error.problem()))
         return AdmitResponse(items=answers)
+
+    async def admit_gang(self, items: Sequence[AdmitItem]) -> AdmitResponse:
+        """All of them in one commit, or none and every answer says why."""
+        await self._refresh_fleet(items)
+        refusals = [self._fleet.refusal(item.action) for item in items]
+        refused = next(filter(None, refusals), None) or self._fleet.refusal_of_gang([item.action for item in items])
+        if refused is None:
+            try:
+                return AdmitResponse(items=await self._insert_gang(items))
+            except TangramError as error:
+                refused = error
+        self._metrics.refused.labels(refused.code).inc(len(items))
+        others = GangRefused(f"all of a gang start or none does, and of this one another is refused: {refused.detail}")
+        answers = [(own or others if any(refusals) else refused) for own in refusals]
+        return AdmitResponse(items=[AdmitAnswer(problem=answer.problem()) for answer in answers])
 
     async def cancel(self, wish: CancelWish) -> WishAnswer:
         async with self._store.write() as tx:
@@ -160,52 +154,15 @@ class Admission:
     def _hint(self, actions: list[QueuedAction]) -> None:
         self._peers.hint(f"{self._settings.scheduler_url}/internal/admitted", AdmittedHint(actions=actions))
 
-    def _refusal(self, action: SubmitAction) -> TangramError | None:
-        """Nothing is refused while no node is registered: it waits for one."""
-        if action.kind == "score":
-            return _unknown_service(action.service, self._fleet.services)
-        if not self._fleet.nodes:
-            return None
-        needed = demand_of(action)
-        template = action.environment.template or HOST
-        having = [node for node in self._fleet.nodes if template in node.templates]
-        if not having:
-            return _unknown_template(template, self._fleet.nodes)
-        wide_enough = [node for node in having if fits(needed, node.capacity)]
-        if not wide_enough:
-            return _impossible(needed, [node.capacity for node in having])
-        wanted = {CAPABILITY_OF[name] for name in action.require}
-        if not any(wanted <= node.enforced for node in wide_enough):
-            message = f"no node that is large enough enforces {', '.join(sorted(action.require))}"
-            detail = f"{message}; `tangram doctor` says what is enforced and why"
-            return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
-        return None
-
     async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:
         now = time.monotonic()
         age_s = now - self._fleet.read_at
-        if age_s < (CAPACITY_REFRESH_S if self._has_all(items) else UNKNOWN_REFRESH_S):
+        if age_s < (CAPACITY_REFRESH_S if self._fleet.has_all(items) else UNKNOWN_REFRESH_S):
             return
         self._fleet.read_at = now
         async with self._store.read() as tx:
             rows = await repository.node_capacities(tx)
-        self._fleet.nodes = [
-            _Node(
-                json.loads(row.capacity),
-                {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"},
-                {HOST, *(entry["name"] for entry in json.loads(row.templates))},
-            )
-            for row in rows
-            if row.kind == "cpu"
-        ]
-        offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
-        self._fleet.services = {entry["name"] for offer in offers for entry in offer} if offers else None
-
-    def _has_all(self, items: Sequence[AdmitItem]) -> bool:
-        """Whether a template or service that they name may have come since the last look."""
-        known = {None}.union(*(node.templates for node in self._fleet.nodes))
-        services = {None, *(self._fleet.services or ())}
-        return all(item.action.environment.template in known and item.action.service in services for item in items)
+        self._fleet.read(rows)
 
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
@@ -223,6 +180,22 @@ class Admission:
             refused.get(at) or _answered(items[at], new.get(at), inserted=inserted, bound=bound)
             for at in range(len(items))
         ]
+
+    async def _insert_gang(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer]:
+        await self._ensure_queues({(item.project_id, item.action.task) for item in items})
+        await self._backlog.look(Counter(self._queue_of(item) for item in items))
+        async with self._store.write() as tx:
+            if bound := await self._bound_keys(tx, items):
+                return [_gang_known(item, bound) for item in items]
+            if full := await self._over_limit(tx, items):
+                raise next(iter(full.values()))
+            gang = GangBody(id=uuid7(), size=len(items))
+            new = [normalise(item, id=uuid7(), queue_id=self._queue_of(item), gang=gang) for item in items]
+            rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
+            if len(rows) < len(new):
+                raise Unavailable("this Idempotency-Key is used by others this very moment; try again", retry_after_s=1)
+        self._announce(new, rows)
+        return [AdmitAnswer(id=action.id, created=True) for action in new]
 
     def _first_of_each_key(self, items: Sequence[AdmitItem], fitting: Sequence[int]) -> dict[int, NewAction]:
         """The items that may become actions, by their place: of those that share a key only the first."""
@@ -242,12 +215,15 @@ class Admission:
             return {}
         rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
         self._failpoints.hit("admission.after_commit")
-        there = [action for action in new if action.id in rows]
+        self._announce([action for action in new if action.id in rows], rows)
+        return rows
+
+    def _announce(self, there: Sequence[NewAction], rows: Mapping[UUID, Row]) -> None:
+        """They are committed."""
         self._metrics.admitted.inc(len(there))
         if there:
             self._backlog.inserted(Counter(action.queue_id for action in there))
             self._hint([_queued(action, rows[action.id]) for action in there])
-        return rows
 
     async def _bound_keys(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
         """What the keys of these items stand for: hash of the body and id."""
@@ -327,8 +303,19 @@ def _answered(
     body_hash, id = known
     if body_hash == (item.body_hash or ""):
         return AdmitAnswer(id=id)
+    return _key_reused()
+
+
+def _key_reused() -> IdempotencyKeyReused:
     message = "this Idempotency-Key stands for another body; use a new key for a new action"
     return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
+
+
+def _gang_known(item: AdmitItem, bound: Mapping[tuple[int, str], tuple[str, UUID]]) -> AdmitAnswer:
+    body_hash, id = bound.get((item.project_id, item.key or ""), (None, None))
+    if id is None or body_hash != item.body_hash:
+        raise _key_reused()
+    return AdmitAnswer(id=id)
 
 
 def _unlike(action: SubmitAction, home: Home | None) -> Unprocessable | None:
@@ -357,37 +344,3 @@ def _queue_full(task: str, limit: int) -> QueueFull:
 
 def _queued(action: NewAction, row: Row) -> QueuedAction:
     return action.queued(submitted=row.submitted, deadline=row.deadline)
-
-
-def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:
-    there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
-    message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
-    return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
-
-
-def _unknown_service(name: str | None, known: Set[str] | None) -> ServiceUnknown | None:
-    if known is None or name in known:
-        return None
-    there = f"there is {', '.join(sorted(known))}" if known else "there is none; `tangram doctor` says how to get one"
-    message = f"no node has {name!r}; {there}"
-    return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
-
-
-def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) -> DemandImpossible:
-    largest = {resource: max(capacity.get(resource, 0) for capacity in capacities) for resource in needed}
-    names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
-    errors = [
-        FieldError(
-            field=names.get(resource, f"demand.resources.{resource}"),
-            message=f"asks for {_shown(resource, amount)}, the largest node has {_shown(resource, largest[resource])}",
-        )
-        for resource, amount in needed.items()
-        if amount > largest[resource]
-    ] or [FieldError(field="demand", message="no single node has all of it at once")]
-    return DemandImpossible("; ".join(f"{error.field} {error.message}" for error in errors), errors=errors)
-
-
-def _shown(resource: str, amount: int) -> str:
-    if resource == "cpu_milli":
-        return f"{amount / 1000:g} cores"
-    return f"{amount} MiB" if resource in ENVIRONMENT_RESOURCES else str(amount)

@@ -7,9 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFun
 
 from arl_kit.app import validation_failed
 from arl_wire.actions import SubmitAction
-from arl_wire.errors import FieldError, Problem, TangramError, ValidationFailed
+from arl_wire.batches import GANG, MAX_GANG
+from arl_wire.errors import FieldError, GangRefused, Problem, TangramError, ValidationFailed
 
-__all__ = ["SubmitBatch", "problem_of_item"]
+__all__ = ["SubmitBatch", "checked_gang", "problem_of_item"]
+
+
+Read = SubmitAction | ValidationFailed
+"""An action, or why it is none."""
 
 
 def _or_what_is_wrong(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -26,9 +31,38 @@ class SubmitBatch(BaseModel):
 
     actions: list[Annotated[SubmitAction, WrapValidator(_or_what_is_wrong)]] = Field(min_length=1, max_length=1000)
 
-    def submissions(self) -> Sequence[SubmitAction | ValidationFailed]:
+    gang: bool = Field(default=False, description=GANG)
+
+    def submissions(self) -> Sequence[SubmitAction | TangramError]:
         """What `actions` really holds: the schema that clients see says it without the failures."""
-        return self.actions
+        return checked_gang(self.actions) if self.gang else self.actions
+
+
+def checked_gang(actions: Sequence[Read]) -> Sequence[Read | GangRefused]:
+    """All as they are, or all refused: each for what is wrong with it, the others because of that."""
+    checked = [each if isinstance(each, ValidationFailed) else _unfit(each, actions) or each for each in actions]
+    wrong = [at for at, each in enumerate(checked) if isinstance(each, ValidationFailed)]
+    if not wrong:
+        return checked
+    because = GangRefused(f"all of a gang start or none does, and actions.{wrong[0]} is refused")
+    return [each if isinstance(each, ValidationFailed) else because for each in checked]
+
+
+def _unfit(action: SubmitAction, gang: Sequence[Read]) -> ValidationFailed | None:
+    first = next(each for each in gang if isinstance(each, SubmitAction))
+    if not 2 <= len(gang) <= MAX_GANG:
+        field, message = "gang", f"a gang has 2 to {MAX_GANG} actions"
+    elif action.kind != "exec":
+        field, message = "kind", "an action of a gang is an `exec`"
+    elif action.environment.id is not None or action.environment.scope != "ephemeral":
+        field, message = "environment.scope", "an action of a gang has a fresh environment: `ephemeral`"
+    elif action.task != first.task:
+        field, message = "task", "the actions of a gang are of one task"
+    elif action.priority != first.priority:
+        field, message = "priority", "the actions of a gang have one priority"
+    else:
+        return None
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
 def problem_of_item(error: TangramError, index: int) -> Problem:

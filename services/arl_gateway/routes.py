@@ -21,12 +21,12 @@ from arl_trace.life import MADE_HERE
 from arl_wire.actions import (
     Action,
     ActionPage,
-    BatchAccepted,
     Name,
     WaitRequest,
     WaitResponse,
 )
 from arl_wire.audit import Audit
+from arl_wire.batches import BatchAccepted
 from arl_wire.errors import (
     BadRequest,
     Conflict,
@@ -165,11 +165,11 @@ async def submit_actions(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Accept up to 1000 actions; each has its own answer."""
+    """Accept up to 1000 actions; each has its own answer. Those of a `gang` are accepted and start together."""
     trace = trace_of(request)
     environments: Environments = request.app.state.environments
     submissions = await environments.named(body.submissions(), caller, key=idempotency_key)
-    accepted = await actions.submit_batch(submissions, caller, key=idempotency_key, trace=trace)
+    accepted = await actions.submit_batch(submissions, caller, key=idempotency_key, trace=trace, gang=body.gang)
     return written(accepted, response, 202)
 
 

@@ -16,8 +16,9 @@ from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.peers import Peers
 from arl_store.tx import Store
-from arl_wire.actions import Action, ActionPage, BatchAccepted, BatchItem, SubmitAction, WaitRequest, WaitResponse
+from arl_wire.actions import Action, ActionPage, SubmitAction, WaitRequest, WaitResponse
 from arl_wire.audit import Audit
+from arl_wire.batches import BatchAccepted, BatchItem
 from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from
 from arl_wire.internal import (
     AdmitAnswer,
@@ -102,9 +103,15 @@ class Actions:
         *,
         key: str | None,
         trace: Trace,
+        gang: bool = False,
     ) -> BatchAccepted:
-        """A batch's key names its items by their index. What was refused when it was read stays refused."""
+        """A batch's key names its items by their index. What was refused when it was read stays refused.
+
+        A `gang` goes to admission by itself, as one.
+        """
         checked = _checked_key(key)
+        if gang and not any(isinstance(action, TangramError) for action in actions):
+            return await self._submit_gang(actions, caller, key=checked, trace=trace)
         answers: dict[int, _Admitted | BaseException] = {}
         futures: dict[int, asyncio.Future[_Admitted]] = {}
         for index, action in enumerate(actions):
@@ -117,6 +124,17 @@ class Actions:
         admitted = await asyncio.gather(*futures.values(), return_exceptions=True)
         answers |= zip(futures, admitted, strict=True)
         return BatchAccepted(items=[_batch_item(answers[index], index) for index in range(len(actions))])
+
+    async def _submit_gang(
+        self, actions: Sequence[SubmitAction | TangramError], caller: Caller, *, key: str | None, trace: Trace
+    ) -> BatchAccepted:
+        items = [
+            _item(action, caller, f"{key}:{index}" if key is not None else None, trace, gang=True)[0]
+            for index, action in enumerate(actions)
+            if isinstance(action, SubmitAction)
+        ]
+        answers = await self._ask_admission(AdmitRequest(items=items, gang=True))
+        return BatchAccepted(items=[_batch_item(answer, index) for index, answer in enumerate(answers)])
 
     async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0, known: str | None = None) -> Action:
         """The action as it is once it settled or `wait_s` have passed.
@@ -246,7 +264,10 @@ class Actions:
         return [found.get(key) for key in wanted]
 
     async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[_Admitted | Exception]:
-        content = await self._peers.call(f"{self._admission_url}/internal/admit", AdmitRequest(items=list(items)))
+        return await self._ask_admission(AdmitRequest(items=list(items)))
+
+    async def _ask_admission(self, request: AdmitRequest) -> Sequence[_Admitted | TangramError]:
+        content = await self._peers.call(f"{self._admission_url}/internal/admit", request)
         self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
         return [_answer(answer) for answer in answers]
@@ -261,9 +282,16 @@ def is_known(action: Action, known: str | None) -> bool:
 
 
 def _item(
-    action: SubmitAction, caller: Caller, key: str | None, trace: Trace, begins_with: BeginsWith | None = None
+    action: SubmitAction,
+    caller: Caller,
+    key: str | None,
+    trace: Trace,
+    begins_with: BeginsWith | None = None,
+    *,
+    gang: bool = False,
 ) -> tuple[AdmitItem, int]:
     body = action.model_dump_json() + (begins_with.model_dump_json() if begins_with is not None else "")
+    body += "gang" if gang else ""
     item = AdmitItem(
         project_id=caller.project_id,
         action=action,
@@ -306,7 +334,7 @@ def _cursor(cursor: str | None) -> UUID | None:
         ) from None
 
 
-def _answer(answer: AdmitAnswer) -> _Admitted | Exception:
+def _answer(answer: AdmitAnswer) -> _Admitted | TangramError:
     if answer.problem is not None:
         return error_from(answer.problem)
     if answer.id is None:

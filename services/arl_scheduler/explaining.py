@@ -45,6 +45,8 @@ class Explaining:
 def _held_back(standing: Standing) -> Rule | None:
     if standing.paused:
         return Rule.QUEUE_PAUSED
+    if standing.action.gang is not None and not standing.action.together:
+        return Rule.WAITS_FOR_GANG
     return None if standing.is_next else Rule.ENVIRONMENT_BUSY
 
 

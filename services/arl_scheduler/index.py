@@ -6,7 +6,7 @@ believes and a poll contradicts is corrected by that poll.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -15,13 +15,14 @@ from arl_core.curves import Curves
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
-from arl_core.model import ActionClass, Amounts, Environment, Grant, Plan, Pod, Waiting
+from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Pod, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.snapshot import Snapshot
-from arl_core.waiting import WaitingIndex
+from arl_core.states import Outcome
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
+from arl_scheduler.offers import Offers
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
 from arl_store.ids import as_read
 from arl_wire.internal import QueuedAction
@@ -40,7 +41,7 @@ class Index:
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
         self._ledger = Ledger()
-        self._waiting = WaitingIndex()
+        self._waiting = Offers()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
         self._homes = Homes()
@@ -162,7 +163,7 @@ class Index:
         self.curves.now = now
         return Snapshot(
             now=now,
-            waiting=self._waiting,
+            waiting=self._waiting.waiting,
             running=self.holds.running,
             pools={
                 node.id: pool_of(
@@ -188,7 +189,13 @@ class Index:
         """Of a queued action; None where none is known by this id."""
         action, name = self._queued.get(action_id), self._home_of.get(action_id)
         home = self._homes[name] if name is not None else None
-        return Standing.of(action, home, paused=action.task in self._paused) if action is not None else None
+        if action is None:
+            return None
+        return Standing.of(self._waiting.standing_for(action), home, paused=action.task in self._paused)
+
+    def broken(self, settled: Mapping[UUID, tuple[Outcome, str | None]]) -> dict[UUID, tuple[Outcome, str | None]]:
+        """What else settles as these did: the others of their gangs."""
+        return self._waiting.broken(settled)
 
     def line(self, name: Name) -> list[Waiting]:
         """What waits in an environment, in order; nothing where that is about to end or its queue is paused."""
@@ -219,6 +226,7 @@ class Index:
             deadline=row.deadline,
             trajectory=trajectory,
             began=min(home.began, row.submitted) if home is not None else None,
+            gang=Gang(row.gang.id, row.gang.size) if row.gang is not None and row.grant_no == 0 else None,
         )
         self._queued[id] = action
         self._accounts.shares.begin(action.task)

@@ -51,7 +51,7 @@ _QUEUED = """
     select a.id, a.queue_id, a.kind, a.trajectory, a.environment_id, a.grant_no,
            extract(epoch from a.created_at)::float8 as submitted,
            extract(epoch from a.deadline_at)::float8 as deadline,
-           s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority
+           s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority, s.gang
       from actions as a
       join action_specs as s using (id)
      where a.state = 'queued'
@@ -153,14 +153,16 @@ HOLD_TERM = text(f"""
     select pg_advisory_xact_lock_shared({WISHES}) from leader_term where cell = :cell and term = :term for share
 """)  # noqa: S608 - a constant
 
-# An environment that is to end takes no more actions, however late the hint of that wish is.
+# An environment that is to end takes no more actions, however late the hint of that wish is. Of a gang all are granted
+# or none is.
 GRANT = text("""
-    with decided as (
+    with possible as (
         select d.*
           from actions as a
           join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:node_ids as int[]),
-                      cast(:node_epochs as uuid[]), cast(:environment_ids as uuid[]), cast(:amounts as text[]))
-               as d (id, grant_no, node_id, node_epoch, environment_id, amounts) on d.id = a.id
+                      cast(:node_epochs as uuid[]), cast(:environment_ids as uuid[]), cast(:amounts as text[]),
+                      cast(:gangs as uuid[]))
+               as d (id, grant_no, node_id, node_epoch, environment_id, amounts, gang) on d.id = a.id
          where a.state = 'queued'
            and a.grant_no = d.grant_no - 1
            and a.cancel_requested_at is null
@@ -172,6 +174,12 @@ GRANT = text("""
                 or exists (select from environments as e where e.id = d.environment_id and e.node_id = d.node_id))
          order by a.id
            for no key update of a
+    ), decided as (
+        select *
+          from possible as d
+         where d.gang is null
+            or (select count(*) from possible as mate where mate.gang = d.gang)
+             = (select count(*) from unnest(cast(:gangs as uuid[])) as asked (gang) where asked.gang = d.gang)
     )
     update actions as a
        set state = 'granted', grant_no = d.grant_no, node_id = d.node_id, node_epoch = d.node_epoch,
@@ -189,7 +197,7 @@ SETTLE_QUEUED = text("""
           join unnest(cast(:ids as uuid[]), cast(:outcomes as text[]), cast(:reasons as text[]))
                as d (id, outcome, reason) using (id)
          where a.state = 'queued'
-           and (d.outcome <> 'cancelled' or a.cancel_requested_at is not null)
+           and (d.outcome <> 'cancelled' or a.cancel_requested_at is not null or d.reason is not null)
            and (d.outcome <> 'deadline_in_queue' or a.deadline_at <= now() or d.reason is not null)
          order by a.id
            for no key update of a
@@ -330,6 +338,7 @@ async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UU
             "node_epochs": [epochs[grant.node] for grant in grants],
             "environment_ids": [grant.environment for grant in grants],
             "amounts": [json.dumps(grant.amounts) for grant in grants],
+            "gangs": [grant.gang for grant in grants],
         },
     )
     return frozenset(Fence(row.id, row.grant_no) for row in rows)

@@ -8,15 +8,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from arl_core.fence import Fence
+from arl_core.gangs import within
 from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
+from arl_core.reclaim import Verdict
 from arl_core.snapshot import Snapshot
-from arl_core.states import Outcome, State
+from arl_core.states import Outcome
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
@@ -28,6 +29,7 @@ from arl_scheduler.hints import hint_ends, hint_grants
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
 from arl_scheduler.learning import Learning
+from arl_scheduler.losses import lost
 from arl_scheduler.mailbox import Mail, Mailbox
 from arl_scheduler.metrics import SchedulerMetrics
 from arl_scheduler.repository import TermLost
@@ -226,21 +228,8 @@ class Rounds:
         self._polled_at = now
 
     async def _reclaim(self, index: Index, found: PollResult) -> None:
-        leases = {
-            node.id: NodeLease(
-                node=node.id,
-                epoch=node.epoch,
-                silent_s=found.now - max(node.last_sign, self._watching_since),
-                drained=node.drained,
-            )
-            for node in found.nodes
-        }
-        verdicts = reclaim(_held_rows(index, found), leases, ttl_s=self._settings.node_ttl_s)
-        away = [
-            node
-            for node, lease in leases.items()
-            if (lease.drained or lease.silent_s > self._settings.node_away_s) and index.homes.live_on(node)
-        ]
+        ttl_s, away_s = self._settings.node_ttl_s, self._settings.node_away_s
+        verdicts, away = lost(index, found, watching_since=self._watching_since, ttl_s=ttl_s, away_s=away_s)
         if verdicts or away:
             await self._apply_reclaim(index, verdicts, away)
 
@@ -271,6 +260,9 @@ class Rounds:
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             settled = await repository.settle_queued(tx, due)
+            if mates := index.broken({id: due[id] for id in settled}):
+                due = {**due, **mates}
+                settled |= await repository.settle_queued(tx, mates)
         index.refused(settled)
         self._traces.over(settled)
         for id in settled:
@@ -289,7 +281,7 @@ class Rounds:
     async def _decide(self, index: Index) -> bool:
         began = now = self._clock.now()
         plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
-        decided = plan.grants[: self._settings.round_limit]
+        decided = within(plan.grants, self._settings.round_limit)
         growths = self._resizing.growths(index.holds, plan.resizes)
         shrinks = self._resizing.shrinks(index.holds, plan.resizes)
         decided_at = self._clock.now()
@@ -366,19 +358,3 @@ class Rounds:
         if self.leadership.term is None:
             raise TermLost
         return self.leadership.term
-
-
-def _held_rows(index: Index, found: PollResult) -> Iterable[HeldRow]:
-    for row in found.held:
-        name = (row.queue_id, row.trajectory) if row.trajectory is not None else None
-        yield HeldRow(
-            fence=row.fence,
-            state=row.state,
-            node=row.node,
-            node_epoch=row.node_epoch,
-            environment=row.environment,
-            environment_live=index.homes.is_live(row.environment, name),
-            environment_made=row.state is not State.GRANTED or index.homes.is_made(row.environment, name),
-            failures=row.failures,
-            retries=row.retries,
-        )

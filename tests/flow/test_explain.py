@@ -5,9 +5,10 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 import pytest_asyncio
 
-from arl_tangram import AsyncTangram
+from arl_tangram import AsyncTangram, BatchRefused, exec_action
 from arl_tangram.cli.explain import sentences
 from arl_tangram.cli.plan import table_of
 from arl_wire.plans import PlanQuestion
@@ -129,6 +130,39 @@ async def test_a_resource_that_only_its_node_knows_of_is_granted_and_waited_for(
         answer = await api.post("/v1/actions", json=LONG | {"demand": {"resources": resources}})
         assert (answer.status_code, answer.json()["code"]) == (422, "demand_impossible")
         assert [error["field"] for error in answer.json()["errors"]] == [f"demand.resources.{next(iter(resources))}"]
+
+
+async def test_a_gang_starts_when_there_is_room_for_all_of_it(
+    system: System, api: httpx.AsyncClient, busy: str
+) -> None:
+    half = [exec_action(task="t", argv=["sleep", "300"], cpu=0.5) for _ in range(2)]
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        gang = await tangram.submit_gang(half)
+        await explained(api, str(gang[1]), "waits_for_capacity")
+        with pytest.raises(BatchRefused) as refused:
+            await tangram.submit_gang(half * 2)
+    assert {error.code for error in refused.value.refused.values()} == {"demand_impossible"}
+    await api.delete(f"/v1/actions/{busy}")
+    await eventually(lambda: is_running(api, str(gang[0])))
+    moments = {(await api.get(f"/v1/actions/{id}")).json()["granted_at"] for id in gang}
+    assert len(moments) == 1
+    await api.delete(f"/v1/actions/{gang[0]}")
+    assert (await api.get(f"/v1/actions/{gang[1]}")).json()["state"] == "running", "started, each goes its own way"
+
+
+async def test_a_gang_that_cannot_be_one_is_refused_item_by_item(api: httpx.AsyncClient) -> None:
+    for wrong, field in (
+        ({"kind": "exec", "trajectory": "x", "environment": {"scope": "trajectory"}}, "actions.1.environment.scope"),
+        ({"task": "other"}, "actions.1.task"),
+        ({"priority": 3}, "actions.1.priority"),
+        ({"argv": []}, "actions.1.argv"),
+    ):
+        body = {"actions": [LONG, LONG | wrong], "gang": True}
+        items = (await api.post("/v1/actions:batch", json=body)).json()["items"]
+        assert [item["problem"]["code"] for item in items] == ["gang_refused", "validation_failed"]
+        assert items[1]["problem"]["errors"][0]["field"] == field
+    (alone,) = (await api.post("/v1/actions:batch", json={"actions": [LONG], "gang": True})).json()["items"]
+    assert alone["problem"]["errors"][0]["field"] == "actions.0.gang"
 
 
 async def test_a_plan_says_what_more_or_fewer_cores_would_bring(

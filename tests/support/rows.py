@@ -98,6 +98,7 @@ class Rows:
         priority: int = 0,
         timeout_s: float = 300.0,
         payload: Mapping[str, Any] | None = None,
+        gang: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> UUID:
         """One action and its spec, in one transaction; `columns` as in `a_row`. Without a payload it is a command."""
@@ -110,6 +111,7 @@ class Rows:
             spec = {"id": row["id"], "class_key": hash((*demand.items(), template)) >> 1, "shape": "divisible"}
             texts = {"demand": demand, "environment": environment, "payload": command if payload is None else payload}
             texts |= {"elastic": elastic} if elastic is not None else {}
+            texts |= {"gang": gang} if gang is not None else {}
             spec |= {name: json.dumps(value) for name, value in texts.items()}
             await _insert(connection, "action_specs", spec | {"priority": priority, "timeout_s": timeout_s})
         return UUID(str(row["id"]))

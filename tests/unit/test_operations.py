@@ -11,7 +11,8 @@ from arl_core.states import Outcome, State
 from arl_tangram import operations
 from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import exec_action
-from arl_wire.actions import Action, BatchAccepted, BatchItem, WaitResponse
+from arl_wire.actions import Action, WaitResponse
+from arl_wire.batches import BatchAccepted, BatchItem
 from arl_wire.errors import NotFound, Unavailable, ValidationFailed
 from support.builders import numbered
 

@@ -22,6 +22,7 @@ RULES = {
     Rule.NO_NODE_FITS: "No node there is could ever run it.",
     Rule.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
     Rule.WAITS_BEHIND_OVERDUE: "What is free is kept for one that waits so long that nothing may overtake it any more.",
+    Rule.WAITS_FOR_GANG: "It could start, but not all that start with it could.",
     Rule.WAITS_BEHIND_PRIORITY: "Actions of a higher priority go first.",
     Rule.WAITS_IN_ORDER: "Others of its task and priority go first.",
     Rule.WAITS_BEHIND_FAIR_SHARE: "It is the first of its task; tasks that had less than theirs go first.",

@@ -1,0 +1,38 @@
+"""Several actions in one request."""
+
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from arl_wire.actions import SubmitAction
+from arl_wire.base import Strict
+from arl_wire.errors import Problem
+
+__all__ = ["GANG", "MAX_GANG", "BatchAccepted", "BatchItem", "SubmitBatch"]
+
+MAX_GANG = 256
+GANG = (
+    "All of them start in one moment, or none does: 2 to 256 actions of kind `exec`, of one task and priority, each in"
+    " a fresh environment. They are also refused together; and while they wait, one that is cancelled or whose deadline"
+    " passes takes the others with it (`gang_cancelled`, `gang_deadline`). Started, each goes its own way"
+)
+
+
+class SubmitBatch(Strict):
+    """Up to 1000 actions. Each is accepted or refused for itself."""
+
+    actions: list[SubmitAction] = Field(min_length=1, max_length=1000)
+    gang: bool = Field(default=False, description=GANG)
+
+
+class BatchItem(BaseModel):
+    """One of `id` and `problem`."""
+
+    id: UUID | None = None
+    problem: Problem | None = None
+
+
+class BatchAccepted(BaseModel):
+    """In the order of the request."""
+
+    items: list[BatchItem]

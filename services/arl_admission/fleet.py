@@ -1,0 +1,129 @@
+"""What the registered nodes have and enforce, for refusing what can never run."""
+
+import json
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from arl_admission.normalise import CAPABILITY_OF, demand_of
+from arl_core.gangs import together_on
+from arl_core.ledger import fits
+from arl_core.model import ENVIRONMENT_RESOURCES
+from arl_store.tx import Row
+from arl_wire.actions import HOST, SubmitAction
+from arl_wire.errors import (
+    DemandImpossible,
+    FieldError,
+    RequirementNotEnforced,
+    ServiceUnknown,
+    TangramError,
+    TemplateUnknown,
+)
+from arl_wire.internal import AdmitItem
+
+__all__ = ["Fleet"]
+
+
+@dataclass(slots=True)
+class _Node:
+    capacity: dict[str, int]
+    enforced: set[str]
+    templates: set[str]
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Nothing is refused while no node is registered: it waits for one."""
+
+    nodes: list[_Node] = field(default_factory=list)
+    services: set[str] | None = None
+    """Of all nodes that have any kind of device; None where there is no such node."""
+    read_at: float = float("-inf")
+
+    def read(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        self.nodes = [
+            _Node(
+                json.loads(row.capacity),
+                {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"},
+                {HOST, *(entry["name"] for entry in json.loads(row.templates))},
+            )
+            for row in rows
+            if row.kind == "cpu"
+        ]
+        offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
+        self.services = {entry["name"] for offer in offers for entry in offer} if offers else None
+
+    def has_all(self, items: Sequence[AdmitItem]) -> bool:
+        """Whether a template or service that they name may have come since the last look."""
+        known = {None}.union(*(node.templates for node in self.nodes))
+        services = {None, *(self.services or ())}
+        return all(item.action.environment.template in known and item.action.service in services for item in items)
+
+    def refusal(self, action: SubmitAction) -> TangramError | None:
+        """Why no node could ever run it."""
+        if action.kind == "score":
+            return _unknown_service(action.service, self.services)
+        if not self.nodes:
+            return None
+        needed = demand_of(action)
+        template = action.environment.template or HOST
+        having = [node for node in self.nodes if template in node.templates]
+        if not having:
+            return _unknown_template(template, self.nodes)
+        wide_enough = [node for node in having if fits(needed, node.capacity)]
+        if not wide_enough:
+            return _impossible(needed, [node.capacity for node in having])
+        wanted = {CAPABILITY_OF[name] for name in action.require}
+        if not any(wanted <= node.enforced for node in wide_enough):
+            message = f"no node that is large enough enforces {', '.join(sorted(action.require))}"
+            detail = f"{message}; `tangram doctor` says what is enforced and why"
+            return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
+        return None
+
+    def refusal_of_gang(self, actions: Sequence[SubmitAction]) -> TangramError | None:
+        """Why the nodes could never run all of these at once, where each by itself would find one."""
+        if not self.nodes:
+            return None
+        demands = [(demand_of(action), self._suiting(action)) for action in actions]
+        if together_on(demands, {at: node.capacity for at, node in enumerate(self.nodes)}):
+            return None
+        message = f"the nodes have no room for all {len(actions)} at once, were they empty"
+        return DemandImpossible(f"gang: {message}", errors=[FieldError(field="gang", message=message)])
+
+    def _suiting(self, action: SubmitAction) -> list[int]:
+        template, wanted = action.environment.template or HOST, {CAPABILITY_OF[name] for name in action.require}
+        return [at for at, node in enumerate(self.nodes) if template in node.templates and wanted <= node.enforced]
+
+
+def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:
+    there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
+    message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
+    return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
+
+
+def _unknown_service(name: str | None, known: Set[str] | None) -> ServiceUnknown | None:
+    if known is None or name in known:
+        return None
+    there = f"there is {', '.join(sorted(known))}" if known else "there is none; `tangram doctor` says how to get one"
+    message = f"no node has {name!r}; {there}"
+    return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
+
+
+def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) -> DemandImpossible:
+    largest = {resource: max(capacity.get(resource, 0) for capacity in capacities) for resource in needed}
+    names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
+    errors = [
+        FieldError(
+            field=names.get(resource, f"demand.resources.{resource}"),
+            message=f"asks for {_shown(resource, amount)}, the largest node has {_shown(resource, largest[resource])}",
+        )
+        for resource, amount in needed.items()
+        if amount > largest[resource]
+    ] or [FieldError(field="demand", message="no single node has all of it at once")]
+    return DemandImpossible("; ".join(f"{error.field} {error.message}" for error in errors), errors=errors)
+
+
+def _shown(resource: str, amount: int) -> str:
+    if resource == "cpu_milli":
+        return f"{amount / 1000:g} cores"
+    return f"{amount} MiB" if resource in ENVIRONMENT_RESOURCES else str(amount)

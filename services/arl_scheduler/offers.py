@@ -1,0 +1,75 @@
+"""The candidates as rounds see them: each by itself, and a gang as one, once all of it is there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from arl_core.model import Waiting
+from arl_core.states import Outcome
+from arl_core.waiting import WaitingIndex
+
+__all__ = ["Offers"]
+
+BROKEN = {Outcome.CANCELLED: "gang_cancelled", Outcome.DEADLINE_IN_QUEUE: "gang_deadline"}
+"""Why the others of a gang settle with a member that left the queue without a start."""
+
+
+@dataclass(slots=True)
+class _Gang:
+    members: dict[UUID, Waiting] = field(default_factory=dict)
+    head: UUID | None = None
+    """Who stands for all in the order, while all are there."""
+
+
+class Offers:
+    def __init__(self) -> None:
+        self.waiting = WaitingIndex()
+        """For rounds."""
+        self._gangs: dict[UUID, _Gang] = {}
+        self._gang_of: dict[UUID, _Gang] = {}
+
+    def add(self, action: Waiting) -> None:
+        if action.gang is None:
+            self.waiting.add(action)
+            return
+        gang = self._gangs.setdefault(action.gang.id, _Gang())
+        gang.members[action.id] = action
+        self._gang_of[action.id] = gang
+        if len(gang.members) >= action.gang.size:
+            self._withdraw(gang)
+            head, *others = (gang.members[id] for id in sorted(gang.members))
+            self.waiting.add(replace(head, together=tuple(others)))
+            gang.head = head.id
+
+    def discard(self, action_id: UUID) -> None:
+        gang = self._gang_of.pop(action_id, None)
+        if gang is None:
+            self.waiting.discard(action_id)
+            return
+        self._withdraw(gang)
+        action = gang.members.pop(action_id)
+        if not gang.members and action.gang is not None:
+            del self._gangs[action.gang.id]
+
+    def standing_for(self, action: Waiting) -> Waiting:
+        """Its gang, if all of that is there; else itself."""
+        gang = self._gang_of.get(action.id)
+        if gang is None or gang.head is None:
+            return action
+        head, *others = (gang.members[id] for id in sorted(gang.members))
+        return replace(head, together=tuple(others))
+
+    def broken(self, settled: Mapping[UUID, tuple[Outcome, str | None]]) -> dict[UUID, tuple[Outcome, str | None]]:
+        """What the others of their gangs settle as, as these did in the queue: not all could ever start together."""
+        found: dict[UUID, tuple[Outcome, str | None]] = {}
+        for action_id, (outcome, reason) in settled.items():
+            gang = self._gang_of.get(action_id)
+            for mate in gang.members if gang is not None else ():
+                if mate not in settled:
+                    found[mate] = (outcome, BROKEN.get(outcome, reason))
+        return found
+
+    def _withdraw(self, gang: _Gang) -> None:
+        if gang.head is not None:
+            self.waiting.discard(gang.head)
+            gang.head = None

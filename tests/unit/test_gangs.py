@@ -1,0 +1,227 @@
+"""A gang starts in one round or not at all, whatever the policy; nobody waits for ever for it, nor it for others."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arl_core.curves import Curves
+from arl_core.explain import explain
+from arl_core.fairness import Shares
+from arl_core.fence import Fence
+from arl_core.forecast import Forecasting, Present
+from arl_core.gangs import together_on, within
+from arl_core.model import ActionClass, Demand, Gang, Grant, Plan, Pool, Shape, Waiting
+from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.pods import StaticPods
+from arl_core.reference import Reference
+from arl_core.rules import Rule
+from arl_core.spar import Spar
+from arl_core.states import Outcome
+from arl_scheduler.offers import Offers
+from support.builders import a_pool, a_snapshot, an_action, numbered
+
+NOW = 1000.0
+LONG_AGO = NOW - Spar().constants.lead_limit_s - 100
+POLICIES: Sequence[Policy] = (
+    FirstComeFirstServed(),
+    Reference(),
+    StaticPods(1000),
+    Spar(),
+    Spar(resizing=True),
+)
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+
+
+def fixed(cores: int = 1) -> ActionClass:
+    return ActionClass(key=cores, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+
+
+def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> list[Waiting]:
+    gang = Gang(numbered(1000 + first), size)
+    return [
+        replace(an_action(number, cls=fixed(cores), submitted=submitted), gang=gang)
+        for number in range(first, first + size)
+    ]
+
+
+def a_gang(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> Waiting:
+    """As rounds see it."""
+    head, *others = members(first, size, cores=cores, submitted=submitted)
+    return replace(head, together=tuple(others))
+
+
+def planned(policy: Policy, queued: Sequence[Waiting], *pools: Pool) -> Plan:
+    curves = Curves()
+    curves.now = NOW
+    return policy.plan(replace(a_snapshot(queued=queued, pools=pools), now=NOW, curves=curves))
+
+
+def numbers(plan: Plan) -> list[int]:
+    return sorted(grant.fence.action_id.int for grant in plan.grants)
+
+
+class TestStart:
+    @every_policy
+    def test_all_start_where_there_is_room_for_all(self, policy: Policy) -> None:
+        pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
+        plan = planned(policy, [a_gang(1, 3)], *pools)
+        assert numbers(plan) == [1, 2, 3]
+        assert {grant.gang for grant in plan.grants} == {numbered(1001)}
+
+    @every_policy
+    def test_nobody_starts_where_one_finds_no_room_and_others_do(self, policy: Policy) -> None:
+        later = an_action(9, cls=fixed(), submitted=NOW + 1)
+        assert numbers(planned(policy, [a_gang(1, 3), later], a_pool(cpu_milli=2000))) == [9]
+
+    @every_policy
+    def test_the_others_of_its_class_are_not_taken_for_it(self, policy: Policy) -> None:
+        queued = [a_gang(1, 3), *(an_action(n, cls=fixed(), submitted=NOW + n) for n in (8, 9))]
+        assert numbers(planned(policy, queued, a_pool(cpu_milli=2000))) == [8, 9]
+
+    def test_the_largest_are_placed_first(self) -> None:
+        small, large = members(1, 2)
+        gang = replace(small, together=(replace(large, cls=fixed(2)),))
+        pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
+        plan = planned(Spar(), [gang], *pools)
+        assert {grant.fence.action_id.int: grant.node for grant in plan.grants} == {1: 2, 2: 1}
+
+
+class TestWaiting:
+    def test_one_that_waited_long_keeps_what_its_members_could_have(self) -> None:
+        gang = a_gang(1, 3, submitted=LONG_AGO)
+        young = [an_action(n, cls=fixed(), submitted=NOW) for n in range(10, 20)]
+        pool = a_pool(cpu_milli=4000, free={"cpu_milli": 2000})
+        for policy in (Spar(), Spar(resizing=True)):
+            plan = planned(policy, [gang, *young], pool)
+            assert numbers(plan) == []
+        assert plan.watched == {1}
+        assert numbers(planned(Spar(), [gang, *young], a_pool(cpu_milli=4000, free={"cpu_milli": 3000}))) == [1, 2, 3]
+
+    def test_of_two_that_waited_long_one_starts(self) -> None:
+        gangs = [a_gang(1, 3, submitted=LONG_AGO), a_gang(11, 3, submitted=LONG_AGO + 1)]
+        assert numbers(planned(Spar(), gangs, a_pool(cpu_milli=4000))) == [1, 2, 3]
+
+    @pytest.mark.parametrize(("cores", "rule"), [(4, Rule.STARTS_NEXT_ROUND), (2, Rule.NO_NODE_FITS)])
+    def test_an_explanation_is_of_the_whole_gang(self, cores: int, rule: Rule) -> None:
+        gang, pool = a_gang(1, 3), a_pool(cpu_milli=1000 * cores)
+        assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, Spar()).rule is rule
+
+    def test_one_of_which_not_all_fit_says_so(self) -> None:
+        gang, pool = a_gang(1, 3), a_pool(cpu_milli=4000, free={"cpu_milli": 2000})
+        assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, Spar()).rule is Rule.WAITS_FOR_GANG
+
+    def test_a_forecast_starts_all_of_it_at_once(self) -> None:
+        shares = Shares()
+        for _ in range(4):
+            shares.begin(1)
+        queued = (an_action(1, cls=fixed(), submitted=0.0), a_gang(2, 3, submitted=1.0))
+        present = Present(
+            now=NOW, pools={1: a_pool(cpu_milli=3000)}, working=(), waiting=queued, shares=shares,
+            durations=Curves().durations,
+        )  # fmt: skip
+        forecasting = Forecasting(present, FirstComeFirstServed(), limit=100)
+        while forecasting.step():
+            pass
+        found = forecasting.forecast()
+        assert (found.simulated, found.starts_now, found.started, found.drained_s) == (4, 1, 4, 1.0)
+
+
+class TestOffers:
+    def test_a_gang_is_there_once_all_of_it_is(self) -> None:
+        offers, (first, second) = Offers(), members(1, 2)
+        offers.add(first)
+        assert len(offers.waiting) == 0
+        offers.add(second)
+        (head,) = offers.waiting.in_order()
+        assert (head.id, [each.id for each in head.together]) == (first.id, [second.id])
+        assert offers.standing_for(second) == head
+        offers.discard(second.id)
+        assert (len(offers.waiting), offers.standing_for(first)) == (0, first)
+        offers.add(second)
+        offers.add(second)
+        assert len(offers.waiting) == 1
+
+    def test_who_settles_in_the_queue_takes_the_others_along(self) -> None:
+        offers, (first, second, third) = Offers(), members(1, 3)
+        for each in (first, second, third):
+            offers.add(each)
+        reasons = {Outcome.CANCELLED: "gang_cancelled", Outcome.DEADLINE_IN_QUEUE: "gang_deadline"}
+        for outcome, reason in reasons.items():
+            found = offers.broken({first.id: (outcome, None), third.id: (outcome, None)})
+            assert found == {second.id: (outcome, reason)}
+
+
+class TestRoom:
+    def test_nodes_have_room_for_what_fits_on_them_at_once(self) -> None:
+        one, both = {"cpu_milli": 1000}, [1, 2]
+        capacities = {1: {"cpu_milli": 2000}, 2: {"cpu_milli": 1000}}
+        assert together_on([(one, both)] * 3, capacities)
+        assert not together_on([(one, both)] * 4, capacities)
+        assert not together_on([(one, [2])] * 2, capacities)
+        assert together_on([(one, both), ({"cpu_milli": 2000}, both)], capacities)
+
+    def test_a_gang_is_not_cut_by_the_limit_of_a_round(self) -> None:
+        def grants(*gangs: int | None) -> list[Grant]:
+            return [
+                Grant(fence=Fence(numbered(n), 1), node=1, amounts={}, gang=numbered(gang) if gang else None)
+                for n, gang in enumerate(gangs)
+            ]
+
+        assert len(within(grants(None, 7, 7, 7), 2)) == 1
+        assert len(within(grants(7, 7, 7, None), 2)) == 3
+        assert len(within(grants(None, 7, 7, 8, 8), 3)) == 3
+        assert len(within(grants(None, None, None), 2)) == 2
+
+
+class Cell:
+    """Nodes that rounds fill and that whoever ends empties."""
+
+    def __init__(self, cores: Iterable[int]) -> None:
+        self.capacity = {node: 1000 * size for node, size in enumerate(cores, 1)}
+        self.running: dict[UUID, Grant] = {}
+
+    def pools(self) -> list[Pool]:
+        held = dict.fromkeys(self.capacity, 0)
+        for grant in self.running.values():
+            held[grant.node] += grant.amounts["cpu_milli"]
+        free = {node: self.capacity[node] - held[node] for node in held}
+        assert min(free.values()) >= 0, "booked twice"
+        return [a_pool(node, cpu_milli=all_, free={"cpu_milli": free[node]}) for node, all_ in self.capacity.items()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cores=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    wanted=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=8),
+    ends=st.lists(st.integers(0, 20), max_size=20),
+    policy=st.sampled_from([policy for policy in POLICIES if not isinstance(policy, StaticPods)]),
+)
+def test_gangs_start_whole_nothing_is_booked_twice_and_all_that_fits_starts(
+    cores: list[int], wanted: list[tuple[int, int]], ends: list[int], policy: Policy
+) -> None:
+    cell = Cell(cores)
+    queued: dict[UUID, Waiting] = {}
+    for place, (size, width) in enumerate(wanted):
+        one = {"cpu_milli": 1000 * width}
+        if together_on([(one, list(cell.capacity))] * size, {n: {"cpu_milli": m} for n, m in cell.capacity.items()}):
+            first = a_gang(10 * place, size, cores=width, submitted=LONG_AGO + place)
+            queued[first.id] = first if size > 1 else replace(first, gang=None)
+    for turn in range(200):
+        plan = planned(policy, list(queued.values()), *cell.pools())
+        started = {grant.fence.action_id for grant in plan.grants}
+        for first in list(queued.values()):
+            all_ids = {first.id, *(each.id for each in first.together)}
+            assert all_ids <= started or not all_ids & started, "a part of a gang"
+            if first.id in started:
+                del queued[first.id]
+        cell.running |= {grant.fence.action_id: grant for grant in plan.grants}
+        if not queued:
+            break
+        assert cell.running, "what fits an empty cell waits for ever"
+        ending = sorted(cell.running)
+        del cell.running[ending[ends[turn % len(ends)] % len(ending) if ends else 0]]
+    assert not queued
