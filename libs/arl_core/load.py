@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from arl_core.curves import units_of
 from arl_core.fairness import total_amounts
 from arl_core.snapshot import Snapshot
+from arl_core.stragglers import UNCOUNTED
 from arl_core.waiting import Bucket
 
 __all__ = ["Loads", "NodeLoad"]
@@ -88,19 +89,25 @@ class Loads:
     def _counted(self, buckets: Iterable[Bucket]) -> dict[str | None, tuple[int, float]]:
         found: dict[str | None, tuple[int, float]] = {}
         for bucket in buckets:
-            curve, waiting = self._snapshot.curves.of(bucket.cls), len(bucket)
+            curve = self._snapshot.curves.of(bucket.cls)
+            waiting = len(bucket) if bucket.key.gang is None else 1 + len(bucket.first[3].together)
             count, area = found.get(curve.resource, (0, 0.0))
             found[curve.resource] = (count + waiting, area + waiting * curve.area_s)
         return found
 
     def _rests(self, node: int, resource: str | None) -> list[tuple[float, float]]:
-        """What each running action is expected to need still, and its units; the least first."""
+        """What each running action is expected to need still, and its units; the least first.
+
+        Of a straggler that nobody counts on any more nothing is expected.
+        """
         known = self._running.get((node, resource))
         if known is None:
             remaining_s, name = self._snapshot.curves.remaining_s, resource or ""
             running = self._snapshot.running.on(node).values()
             found = [
-                (remaining_s(each), units_of(resource, each.amounts[name])) for each in running if name in each.amounts
+                (remaining_s(each), units_of(resource, each.amounts[name]))
+                for each in running
+                if name in each.amounts and each.overrun < UNCOUNTED
             ]
             known = self._running[node, resource] = sorted(found)
         return known

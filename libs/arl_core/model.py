@@ -200,6 +200,8 @@ class Running:
     """When its amounts last changed: when it was granted, at first."""
     left: float = 1.0
     """The part of its work that was left then, as far as estimates tell."""
+    overrun: float = 0.0
+    """0 of one that takes no longer than others of its class; 1 of a straggler, 2 of one nobody counts on any more."""
     changing_to: Amounts | None = None
     """What it will have once a resize that is under way is confirmed; until then it holds the larger of both."""
 

@@ -23,6 +23,8 @@ class Candidate:
     least: int = 0
     left: float = 1.0
     """The part of its work that is to be done."""
+    straggles: bool = False
+    """It chooses before the others, whatever is expected of it."""
 
     @property
     def rest_s(self) -> float:
@@ -43,7 +45,7 @@ def reallocate(
 
     `units` have to suffice for all at their least. `waiting` more wait behind these for the same `capacity`.
     """
-    order = sorted(candidates, key=lambda each: (each.rest_s, each.id))
+    order = sorted(candidates, key=lambda each: (not each.straggles, each.rest_s, each.id))
     chosen = {each.id: each.least for each in order}
     spare = units - sum(each.widths[each.least].units for each in order)
     for place, each in enumerate(order):

@@ -137,7 +137,7 @@ class _Round:
             return
         grants += started
         for grant in started:
-            self._loads.of(grant.node, self._curves.of(action.cls).resource).waiting -= 1 / len(started)
+            self._loads.of(grant.node, self._curves.of(action.cls).resource).waiting -= 1
         walk.advance(sum(self._share_s(action, grant) for grant in started))
 
     def _keep_free_for_gang(self, action: Waiting) -> None:

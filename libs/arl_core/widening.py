@@ -201,7 +201,8 @@ class Widening:
         place = next(at for at, width in enumerate(widths) if width.units == held)
         rest = self._snapshot.curves.remaining_s(each)
         left = rest / widths[place].seconds
-        return Candidate(each.fence.action_id, widths, 0 if self._may_shrink(each) else place, left)
+        least = 0 if self._may_shrink(each) else place
+        return Candidate(each.fence.action_id, widths, least, left, straggles=each.overrun > 0)
 
     def _curve(self, grant: Grant) -> Curve:
         return self._snapshot.curves.of(self._admitted[grant.fence.action_id].cls)

@@ -8,6 +8,7 @@ from arl_wire.nodes import ChangeNode, Node, NodeList
 from arl_wire.plans import CapacityPlan, PlanQuestion
 from arl_wire.projects import ChangeProject, Project, ProjectList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
+from arl_wire.stragglers import Straggler, StragglerList
 
 __all__ = [
     "change_node",
@@ -20,6 +21,7 @@ __all__ = [
     "nodes",
     "plan",
     "revoke_key",
+    "stragglers",
 ]
 
 
@@ -73,3 +75,8 @@ def plan(question: PlanQuestion, *, patience_s: float) -> Operation[CapacityPlan
     query = question.model_dump(exclude_defaults=True)
     call = Call(method="GET", path="/v1/admin/plan", query=query)
     return CapacityPlan.model_validate_json((yield from answered(call, patience_s)))
+
+
+def stragglers(*, patience_s: float) -> Operation[list[Straggler]]:
+    call = Call(method="GET", path="/v1/admin/stragglers")
+    return StragglerList.model_validate_json((yield from answered(call, patience_s))).items

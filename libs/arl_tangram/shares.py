@@ -8,6 +8,7 @@ from arl_tangram.operations import Operation
 from arl_wire.plans import CapacityPlan, PlanQuestion
 from arl_wire.projects import ChangeProject, Project
 from arl_wire.queues import ChangeQueue, Queue
+from arl_wire.stragglers import Straggler
 
 __all__ = ["AsyncShares", "Shares"]
 
@@ -44,6 +45,10 @@ class Shares:
         """Its share beside the other projects, 0.01 to 100; 1 at first. Needs a key of project `default`."""
         wanted = ChangeProject(weight=weight)
         return self._run(administering.change_project(name, wanted, patience_s=self._patience_s))
+
+    def stragglers(self) -> list[Straggler]:
+        """What of our project runs far longer than others like it, the furthest beyond its limit first."""
+        return self._run(administering.stragglers(patience_s=self._patience_s))
 
     def plan(self, question: PlanQuestion) -> CapacityPlan:
         """How long what waits now would wait, with other nodes or more actions. Nothing of it is done."""
@@ -82,6 +87,9 @@ class AsyncShares:
     async def weigh_project(self, name: str, weight: float) -> Project:
         wanted = ChangeProject(weight=weight)
         return await self._run(administering.change_project(name, wanted, patience_s=self._patience_s))
+
+    async def stragglers(self) -> list[Straggler]:
+        return await self._run(administering.stragglers(patience_s=self._patience_s))
 
     async def plan(self, question: PlanQuestion) -> CapacityPlan:
         return await self._run(administering.plan(question, patience_s=self._patience_s))

@@ -42,6 +42,9 @@ __all__ = [
     "ResizeBody",
     "ResizeResponse",
     "RunBody",
+    "StragglerBody",
+    "StragglersAnswer",
+    "StragglersAsk",
     "WishAnswer",
 ]
 
@@ -304,3 +307,20 @@ class PlanAsk(BaseModel):
 
     question: PlanQuestion
     without: list[int]
+
+
+class StragglersAsk(BaseModel):
+    """Who runs far longer than others of his class? The furthest beyond first."""
+
+    limit: int
+
+
+class StragglerBody(BaseModel):
+    id: UUID
+    amounts: dict[str, int]
+    elapsed_s: float
+    limit_s: float
+
+
+class StragglersAnswer(BaseModel):
+    stragglers: list[StragglerBody]

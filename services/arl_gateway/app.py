@@ -34,6 +34,7 @@ from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.snapshot_routes import router as snapshot_router
 from arl_gateway.snapshots import Snapshots
+from arl_gateway.stragglers import Stragglers
 from arl_gateway.submit_routes import router as submit_router
 from arl_gateway.trace_routes import router as trace_router
 from arl_gateway.traces import Traces
@@ -134,6 +135,7 @@ def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySetti
     app.state.key_admin = KeyAdmin(store, app.state.keys)
     app.state.queue_admin = QueueAdmin(store, peers, admission_url=settings.admission_url)
     app.state.node_admin = NodeAdmin(store, peers, admission_url=settings.admission_url)
+    app.state.stragglers = Stragglers(store, peers, scheduler_url=settings.scheduler_url)
     app.state.plans = Plans(store, peers, scheduler_url=settings.scheduler_url)
     app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 

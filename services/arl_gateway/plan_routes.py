@@ -1,4 +1,4 @@
-"""The public API of plans. A route parses, calls and returns."""
+"""The public API of what the scheduler foresees and finds: plans and stragglers. A route parses, calls and returns."""
 
 from typing import Annotated
 
@@ -6,9 +6,11 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from arl_gateway.plans import Plans
 from arl_gateway.routes import ANY, Admin
+from arl_gateway.stragglers import Stragglers
 from arl_kit.app import documented
 from arl_wire.errors import Conflict
 from arl_wire.plans import CapacityPlan, PlanQuestion
+from arl_wire.stragglers import StragglerList
 
 __all__ = ["router"]
 
@@ -18,6 +20,11 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 async def _plans(request: Request) -> Plans:
     plans: Plans = request.app.state.plans
     return plans
+
+
+async def _stragglers(request: Request) -> Stragglers:
+    stragglers: Stragglers = request.app.state.stragglers
+    return stragglers
 
 
 @router.get(
@@ -35,3 +42,12 @@ async def plan_capacity(
     as long as their trajectories last.
     """
     return await plans.plan(question)
+
+
+@router.get("/stragglers", operation_id="list_stragglers", response_model_exclude_none=True, responses=documented(*ANY))
+async def list_stragglers(caller: Admin, stragglers: Annotated[Stragglers, Depends(_stragglers)]) -> StragglerList:
+    """Actions that run far longer than others of their class; where they may be resized they get cores first.
+
+    As of the scheduler's last poll, a second ago at most. 503 while no scheduler leads.
+    """
+    return await stragglers.list(caller)

@@ -12,7 +12,7 @@ from arl_scheduler.homes import Standing
 from arl_scheduler.rounds import Rounds
 from arl_wire.errors import NotFound, Unavailable
 from arl_wire.explain import Ahead, ExpectedRun, Lack, WaitExplanation
-from arl_wire.internal import ExplainAnswer, ExplainAsk
+from arl_wire.internal import ExplainAnswer, ExplainAsk, StragglerBody, StragglersAnswer, StragglersAsk
 
 __all__ = ["Explaining"]
 
@@ -30,16 +30,37 @@ class Explaining:
             await asyncio.sleep(0)
             return self._explain(ask.id)
 
+    async def stragglers(self, ask: StragglersAsk) -> StragglersAnswer:
+        """As of the last poll. Raises `Unavailable` where another scheduler leads."""
+        if self._rounds.view() is None:
+            raise _not_leading()
+        found = self._rounds.straggling.longest(ask.limit)
+        return StragglersAnswer(
+            stragglers=[
+                StragglerBody(
+                    id=each.fence.action_id,
+                    amounts=dict(each.amounts),
+                    elapsed_s=round(each.elapsed_s, 3),
+                    limit_s=round(each.limit_s, 3),
+                )
+                for each in found
+            ]
+        )
+
     def _explain(self, id: UUID) -> ExplainAnswer:
         view = self._rounds.view()
         if view is None:
-            raise Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
+            raise _not_leading()
         index, snapshot = view
         standing = index.standing(id)
         if standing is None:
             raise NotFound(f"the scheduler knows no queued action {id}")
         found = explain(snapshot, standing.action, self._policy, held_back=_held_back(standing))
         return ExplainAnswer(node=found.node, wait=_answer_of(found, standing))
+
+
+def _not_leading() -> Unavailable:
+    return Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
 
 
 def _held_back(standing: Standing) -> Rule | None:

@@ -86,6 +86,12 @@ class Holds:
         if hold is not None:
             self.running.add(replace(self._running(hold), changing_to=to))
 
+    def mark(self, hold: Hold, *, overrun: float) -> None:
+        """How far beyond its limit it is, by `Running.overrun`; a round looks at its node again if that is new."""
+        running = self._running(hold)
+        if running.overrun != overrun:
+            self.running.add(replace(running, overrun=overrun))
+
     def resized(self, fence: Fence, amounts: Amounts, *, seq: int, now: float) -> None:
         """Its row says that it has these amounts, and it counts as much."""
         hold = self.under(fence)

@@ -36,6 +36,7 @@ from arl_scheduler.repository import TermLost
 from arl_scheduler.resizing import Resizing
 from arl_scheduler.rows import NewAmounts, PollResult
 from arl_scheduler.settings import SchedulerSettings
+from arl_scheduler.straggling import Straggling
 from arl_scheduler.traces import Traces
 from arl_store.tx import Store
 from arl_store.wake import Notifier
@@ -75,6 +76,7 @@ class Rounds:
         self._traces = traces or Traces()
         self._queue_names: dict[int, tuple[str, str]] = {}
         self.learning = Learning(store)
+        self.straggling = Straggling()
         self.mailbox = Mailbox()
         self._resizing = Resizing(peers, self.mailbox)
         self._index: Index | None = None
@@ -212,6 +214,7 @@ class Rounds:
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
         self._resizing.look(index.holds, index.nodes)
         await self.learning.look(now=self._clock.now())
+        self.straggling.look(index.holds, self.learning.estimates, now=self._clock.now())
         await self.learning.keep(self.leadership)
         await self._keep_partitions()
         return index
@@ -342,6 +345,7 @@ class Rounds:
         index = self._index if self.leadership.term is not None else None
         self._metrics.leader.set(self.leadership.term is not None)
         self._metrics.held.set(index.held if index is not None else 0)
+        self._metrics.stragglers.set(len(self.straggling) if index is not None else 0)
         self._metrics.classes.set(self.learning.estimates.classes if index is not None else 0)
         self._metrics.depth.clear()
         self._metrics.oldest.clear()

@@ -7,7 +7,7 @@ from arl_scheduler.explaining import Explaining
 from arl_scheduler.mailbox import Mailbox
 from arl_scheduler.planning import Planning
 from arl_store.ids import as_read
-from arl_wire.internal import AdmittedHint, ExplainAsk, FenceBody, FreedHint, PlanAsk, RunBody
+from arl_wire.internal import AdmittedHint, ExplainAsk, FenceBody, FreedHint, PlanAsk, RunBody, StragglersAsk
 
 __all__ = ["add_hops", "add_questions"]
 
@@ -26,6 +26,7 @@ def add_hops(hops: Hops, mailbox: Mailbox) -> None:
 
 def add_questions(hops: Hops, explaining: Explaining, planning: Planning) -> None:
     hops.add("/internal/explain", ExplainAsk, explaining.explain)
+    hops.add("/internal/stragglers", StragglersAsk, explaining.stragglers)
     hops.add("/internal/plan", PlanAsk, planning.plan)
 
 

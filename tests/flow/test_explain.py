@@ -8,10 +8,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from arl_core.stragglers import RUNS_TO_TELL
 from arl_tangram import AsyncTangram, BatchRefused, exec_action
 from arl_tangram.cli.explain import sentences
 from arl_tangram.cli.plan import table_of
+from arl_tangram.cli.top import stragglers_table
 from arl_wire.plans import PlanQuestion
+from arl_wire.stragglers import Straggler
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -163,6 +166,26 @@ async def test_a_gang_that_cannot_be_one_is_refused_item_by_item(api: httpx.Asyn
         assert items[1]["problem"]["errors"][0]["field"] == field
     (alone,) = (await api.post("/v1/actions:batch", json={"actions": [LONG], "gang": True})).json()["items"]
     assert alone["problem"]["errors"][0]["field"] == "actions.0.gang"
+
+
+async def test_what_runs_far_longer_than_others_like_it_is_shown(system: System, api: httpx.AsyncClient) -> None:
+    alike = {"task": "t", "profile": "suite", "cpu": 0.1}
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        quick = [exec_action(argv=["sleep", "0.02"], **alike) for _ in range(RUNS_TO_TELL)]
+        await tangram.wait(await tangram.submit_many(quick), timeout_s=20)
+        slow = await tangram.submit(argv=["sleep", "300"], **alike)
+        found: list[Straggler] = []
+
+        async def is_seen() -> bool:
+            found[:] = await tangram.stragglers()
+            return bool(found)
+
+        await eventually(is_seen)
+        await tangram.cancel(slow.id)
+    (straggler,) = found
+    assert (straggler.id, straggler.task, straggler.amounts["cpu_milli"]) == (slow.id, "t", 100)
+    assert straggler.elapsed_s > straggler.limit_s > 0.1
+    assert stragglers_table(found).row_count == 1
 
 
 async def test_a_plan_says_what_more_or_fewer_cores_would_bring(

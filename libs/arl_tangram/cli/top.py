@@ -1,6 +1,7 @@
 """`top`: what runs and what waits, looked at again and again."""
 
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -14,11 +15,14 @@ from arl_tangram.cli.nodes import table_of
 from arl_tangram.cli.output import stdout
 from arl_tangram.cli.state import DirOption
 from arl_tangram.client import Tangram
+from arl_wire.errors import Unavailable
 from arl_wire.queues import Queue
+from arl_wire.stragglers import Straggler
 
-__all__ = ["register"]
+__all__ = ["register", "stragglers_table"]
 
 QUEUES_SHOWN = 30
+STRAGGLERS_SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +35,7 @@ def top(
     every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and return.")] = False,
 ) -> None:
-    """Show nodes with what they hold and queues with what waits. Needs a key with `admin:read`; Ctrl-C ends it."""
+    """Show what nodes hold, what waits, and what runs far too long. Needs a key with `admin:read`; Ctrl-C ends it."""
     with connected(directory) as tangram:
         if once or not stdout.is_terminal:
             stdout.print(_seen(tangram))
@@ -48,7 +52,24 @@ def _seen(tangram: Tangram) -> RenderableType:
     held = sum(node.held_cpu_milli for node in nodes.items if node.alive)
     waiting, running = sum(queue.waiting for queue in queues), sum(queue.running for queue in queues)
     summary = f"{held / 1000:g} of {capacity / 1000:g} cores given to {running} actions · {waiting} waiting"
-    return Group(Text(summary), Text(), table_of(nodes), Text(), _table_of(queues))
+    shown: list[RenderableType] = [Text(summary), Text(), table_of(nodes), Text(), _table_of(queues)]
+    with suppress(Unavailable):
+        if stragglers := tangram.stragglers():
+            shown += [Text(), stragglers_table(stragglers)]
+    return Group(*shown)
+
+
+def stragglers_table(stragglers: list[Straggler]) -> Table:
+    """Those that run far longer than others like them."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("straggler", "task", "node", "runs for", "limit"):
+        table.add_column(heading, justify="right" if heading in ("runs for", "limit") else "left")
+    for each in stragglers[:STRAGGLERS_SHOWN]:
+        times = (f"{each.elapsed_s:.0f} s", f"{each.limit_s:.1f} s")
+        table.add_row(str(each.id), each.task, each.node or "-", *times)
+    if len(stragglers) > STRAGGLERS_SHOWN:
+        table.add_row(f"… {len(stragglers) - STRAGGLERS_SHOWN} more", "", "", "", "")
+    return table
 
 
 def _table_of(queues: list[Queue]) -> Table:
