@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["descendants", "own_cpu_s", "tree_cpu_s", "tree_run_s"]
+__all__ = ["descendants", "machine_cpu_s", "own_cpu_s", "tree_cpu_s", "tree_run_s"]
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -13,6 +13,13 @@ def own_cpu_s() -> float:
     """Of this process, without its children."""
     times = os.times()
     return times.user + times.system
+
+
+def machine_cpu_s() -> float:
+    """Processor seconds of everything on this machine since it started: what was neither idle nor waited for a disk."""
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    ticks = dict(zip(names, map(int, Path("/proc/stat").read_text().split()[1:]), strict=False))
+    return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) * _TICK_S
 
 
 def tree_cpu_s(root: int) -> float:

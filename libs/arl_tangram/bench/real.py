@@ -1,7 +1,8 @@
 """The paper's comparison on this machine's cores: real programs in real sandboxes, ever more trajectories at once.
 
 The rollouts are those of `tangram demo`, each policy with a system of its own. Static provisioning has pods of as many
-cores as their tests can use.
+cores as their tests can use. All do the same work: where the whole machine was busier under one than under another
+(`machine_cpu_s` of the samples, with the system's start and end), something else had a part of it.
 """
 
 import os
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from arl_tangram.bench.cpu_time import machine_cpu_s
 from arl_tangram.demo.attempts import plans_for
 from arl_tangram.demo.policies import (
     FCFS,
@@ -51,7 +53,12 @@ def run_real(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float]
     figures: dict[str, float] = {}
     samples: dict[str, Any] = {}
     for load in sizes.loads:
-        runs = {contender: _run(sizes, contender, load, say) for contender in sizes.contenders}
+        runs: dict[str, PolicyRun] = {}
+        busy: dict[str, float] = {}
+        for contender in sizes.contenders:
+            before = machine_cpu_s()
+            runs[contender] = _run(sizes, contender, load, say)
+            busy[contender] = round(machine_cpu_s() - before, 1)
         found = figures_of_policies(list(runs.values()))
         for contender in runs:
             name = CONTENDERS[contender]
@@ -59,7 +66,7 @@ def run_real(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float]
         figures |= _gains(figures, f"real_x{load}")
         wrong = sum(not rollout.right for rollout in runs["spar_m"].rollouts)
         figures["real_wrong_rewards"] = figures.get("real_wrong_rewards", 0) + wrong
-        samples[f"x{load}"] = samples_of_policies(list(runs.values())) | {"figures": found}
+        samples[f"x{load}"] = samples_of_policies(list(runs.values())) | {"figures": found, "machine_cpu_s": busy}
     return figures, samples
 
 
