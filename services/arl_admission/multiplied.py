@@ -1,8 +1,8 @@
 """Very many queued rows out of a few, for benchmarks: `python -m arl_admission.multiplied STATE_DIR TIMES`.
 
 What waits at the beginning is inserted again so many times, under new ids and in transactions of its own size: with
-the rights of admission and with the columns of which it writes, the rows that as many batches would have made. Of the
-embedded Postgres of a state directory, as `uuidv7()` came with PostgreSQL 18.
+the rights of admission and with the columns that it writes, the rows that as many batches without gangs would have
+made. Of the embedded Postgres of a state directory, as `uuidv7()` came with PostgreSQL 18.
 """
 
 import asyncio

@@ -197,6 +197,13 @@ class PaperMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    short: bool
+    levels: tuple[float, ...]
+    compression: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Comparison:
     load: Mapping[str, Any]
     figures: dict[str, float]
@@ -212,20 +219,25 @@ def paper(
         PaperMode,
         typer.Option(
             help="`sim`: simulated nodes, the scheduler's own policies. `control`: the real control plane, nodes"
-            " simulated, ten times as fast. `real`: programs in sandboxes on this machine's cores."
+            " simulated, time compressed. `real`: programs in sandboxes on this machine's cores."
         ),
     ] = PaperMode.SIM,
     short: Annotated[bool, typer.Option("--short", help="Less of everything.")] = False,
     level: Annotated[
         list[float] | None, typer.Option(min=0.01, max=1, help="Part of the hardware; not of `real`.")
     ] = None,
+    compression: Annotated[
+        float | None, typer.Option(min=1, max=10, help="Of `control`: so many times as fast.")
+    ] = None,
 ) -> None:
     """The paper's comparison: static provisioning and policies, simulated, on the control plane, or on real cores."""
     if level and mode is PaperMode.REAL:
         fail("--level: this machine has the cores that it has", EXIT_USAGE)
+    if compression and mode is not PaperMode.CONTROL:
+        fail("--compression: only `control` compresses time", EXIT_USAGE)
     compare = {PaperMode.SIM: _simulated_paper, PaperMode.CONTROL: _control_paper, PaperMode.REAL: _real_paper}[mode]
     try:
-        found = compare(short, tuple(level or ()))
+        found = compare(_Wanted(short, tuple(level or ()), compression))
     except ModuleNotFoundError as missing:
         # The simulator needs NumPy, which a client of the API does without.
         fail(f"{missing.name} is not installed; `pip install 'arl-tangram[server]'` brings it")
@@ -242,29 +254,30 @@ def paper(
         stdout.print(line, markup=False)
 
 
-def _simulated_paper(short: bool, levels: tuple[float, ...]) -> _Comparison:
+def _simulated_paper(wanted: _Wanted) -> _Comparison:
     from arl_tangram.bench import paper as paper_
 
-    sizes = paper_.Sizes.short() if short else paper_.Sizes()
-    sizes = replace(sizes, levels=levels or sizes.levels)
+    sizes = paper_.Sizes.short() if wanted.short else paper_.Sizes()
+    sizes = replace(sizes, levels=wanted.levels or sizes.levels)
     figures, samples = paper_.run_paper(sizes, _say)
     load = {"workload": "prototype", **asdict(sizes)}
     lines = list(paper_.table(figures, sizes.levels))
     return _Comparison(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
 
 
-def _control_paper(short: bool, levels: tuple[float, ...]) -> _Comparison:
+def _control_paper(wanted: _Wanted) -> _Comparison:
     from arl_tangram.bench import control
 
-    sizes = control.Sizes.short() if short else control.Sizes()
-    sizes = replace(sizes, levels=levels or sizes.levels)
+    sizes = control.Sizes.short() if wanted.short else control.Sizes()
+    compression = wanted.compression or sizes.compression
+    sizes = replace(sizes, levels=wanted.levels or sizes.levels, compression=compression)
     figures, samples = control.run_control(sizes, _say)
     load = {"workload": "prototype, its coding task", **asdict(sizes)}
     return _Comparison(load, figures, samples, list(control.table(samples["runs"])))
 
 
-def _real_paper(short: bool, _: tuple[float, ...]) -> _Comparison:
-    sizes = real.Sizes.of_this_machine(short=short)
+def _real_paper(wanted: _Wanted) -> _Comparison:
+    sizes = real.Sizes.of_this_machine(short=wanted.short)
     figures, samples = real.run_real(sizes, _say)
     load = {"workload": "the demo's rollouts", **asdict(sizes), "think_scale": THINK_SCALE}
     return _Comparison(load, figures, samples, list(real.table(figures, sizes)))
