@@ -5,15 +5,17 @@ import json
 import signal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 
+from arl_tangram import AsyncTangram, Outcome, SubmitAction, exec_action
 from support.bookings import LOG_EDGES, edges_of, most_held
 from support.conditions import eventually
 from support.postgres import Databases
-from support.rows import rows_in
-from support.system import System, running_system
+from support.rows import Rows, rows_in
+from support.system import API_KEY, System, running_system
 
 CORES = 4
 LEADER_TTL = {"TANGRAM_LEADER_TTL_S": "3"}
@@ -78,3 +80,87 @@ async def test_a_leader_that_stood_still_books_nothing_twice(databases: Database
         assert await rows.value(GRANTED) == await rows.value("select sum(grant_no) from actions")
         assert (await client.get("/v1/admin/audit")).json()["findings"] == []
     await databases.drop(url)
+
+
+TURNS = 2
+BOTH = ("scheduler", "scheduler-2")
+TERM = "select term from leader_term"
+RESIZED = "select count(*) from edge_log where state = 'running' and amounts_seq > 1"
+HALF_GANGS = """
+    select count(*)
+      from (select s.gang ->> 'id'
+              from edge_log as e
+              join action_specs as s using (id)
+             where s.gang is not null and e.state = 'granted' and e.grant_no = 1
+             group by 1
+            having count(distinct e.xid) > 1 or count(*) <> max((s.gang ->> 'size')::int)) as half
+"""
+
+
+def some_work(turn: int) -> tuple[list[SubmitAction], list[SubmitAction]]:
+    """What may be resized, among what may not; and a gang of more than half the node."""
+    wide = [
+        exec_action(task=f"t{n % 2}", argv=["sleep", str(0.2 + n % 3)], cpu=(1, CORES), parallel_fraction=0.9,
+                    resizable="any", memory_mib=64)
+        for n in range(5)
+    ]  # fmt: skip
+    fixed = [exec_action(task="t0", argv=["sleep", "0.1"], cpu=1 + turn % 2, memory_mib=64) for _ in range(4)]
+    gang = [exec_action(task="t1", argv=["sleep", "0.5"], cpu=1, memory_mib=64) for _ in range(CORES - 1)]
+    return [*wide, *fixed], gang
+
+
+async def the_leader(system: System) -> str:
+    """Whose metric says that it leads; while one takes over nobody may."""
+    found: list[str] = []
+
+    async def says_so() -> bool:
+        async with system.client() as api:
+            said = {name: (await api.get(f"{system.url_of(name)}/metrics")).text for name in BOTH}
+        found[:] = [name for name, text in said.items() if "tangram_leader 1.0" in text]
+        return len(found) == 1
+
+    await eventually(says_so)
+    return found[0]
+
+
+@pytest.mark.slow
+async def test_leaders_that_take_over_from_each_other_book_nothing_twice_while_they_resize(
+    databases: Databases,
+) -> None:
+    """Each in turn stands still for longer than its lease, and goes on in the middle of what it was doing."""
+    overrides = {
+        name: {"TANGRAM_LEADER_TTL_S": "2", "TANGRAM_POLICY": "spar_m"} for name in ("scheduler", "scheduler-2")
+    }
+    url = await databases.clone()
+    async with (
+        running_system(url, cores=CORES, overrides=overrides) as system,
+        rows_in(url) as rows,
+        AsyncTangram(system.url, API_KEY) as client,
+    ):
+        await system.start("scheduler-2")
+        await rows.execute(LOG_EDGES)
+        ids: list[UUID] = []
+        for turn in range(TURNS):
+            batch, gang = some_work(turn)
+            ids += await client.submit_many(batch)
+            ids += await client.submit_gang(gang)
+            leader, term = await the_leader(system), await rows.value(TERM)
+            system.processes[leader].send_signal(signal.SIGSTOP)
+            await rows.until(lambda term=term: another_leads(rows, term), timeout_s=20)
+            system.processes[leader].send_signal(signal.SIGCONT)
+        settled = await client.wait(ids, timeout_s=60)
+        assert {action.outcome for action in settled} == {Outcome.OK}
+        node, capacity = await rows.pool.fetchrow("select id, capacity from nodes")
+        most, held = json.loads(capacity), most_held(await edges_of(rows.pool))[node]
+        assert all(held[resource] <= most[resource] for resource in held), (held, most)
+        assert held["cpu_milli"] == CORES * 1000, "never full, so nothing could be booked twice"
+        assert await rows.value(GRANTED) == await rows.value("select sum(grant_no) from actions")
+        assert await rows.value(RESIZED) > 0
+        assert await rows.value(HALF_GANGS) == 0
+        async with system.client() as api:
+            assert (await api.get("/v1/admin/audit")).json()["findings"] == []
+    await databases.drop(url)
+
+
+async def another_leads(rows: Rows, term: int) -> bool:
+    return bool(await rows.value(TERM) > term)

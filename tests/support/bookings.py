@@ -15,13 +15,14 @@ __all__ = ["LOG_EDGES", "Edge", "edges_of", "most_held"]
 LOG_EDGES = """
     create table edge_log (
         number bigint generated always as identity primary key,
-        id uuid not null, grant_no int not null, state text not null, node_id int, amounts jsonb,
-        outcome text, settled_at timestamptz
+        id uuid not null, grant_no int not null, state text not null, node_id int, amounts jsonb, amounts_seq int,
+        outcome text, settled_at timestamptz, xid xid8 not null default pg_current_xact_id()
     );
     create function log_edge() returns trigger language plpgsql security definer set search_path from current as $$
     begin
-        insert into edge_log (id, grant_no, state, node_id, amounts, outcome, settled_at)
-        values (new.id, new.grant_no, new.state, new.node_id, new.amounts, new.outcome, new.settled_at);
+        insert into edge_log (id, grant_no, state, node_id, amounts, amounts_seq, outcome, settled_at)
+        values (new.id, new.grant_no, new.state, new.node_id, new.amounts, new.amounts_seq, new.outcome,
+                new.settled_at);
         return null;
     end $$;
     create trigger log_edge after update on actions for each row
