@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import islice
 from uuid import UUID
 
 from arl_core.accounts import Accounts
@@ -21,10 +22,12 @@ from arl_core.running import RunningIndex
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import WaitingIndex
 
-__all__ = ["Forecast", "Forecasting", "Present", "Working"]
+__all__ = ["AT_ONCE", "Forecast", "Forecasting", "Present", "Working"]
 
 TOGETHER_S = 0.01
 """What ends within so long is one moment, and one round follows."""
+AT_ONCE = 1000
+"""Running actions that are taken in by one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Present:
     now: float
     pools: Mapping[int, Pool]
     working: tuple[Working, ...]
+    stirred: frozenset[int] = frozenset()
+    """Nodes at which the next round would look for whom to resize."""
     waiting: tuple[Waiting, ...]
     """Those of one environment in the order in which they run there, one after another."""
     shares: Shares
@@ -97,10 +102,17 @@ class Forecasting:
         self._busy: set[UUID] = set()
         self._waits: list[float] = []
         self._starts_now = 0
-        self._begin()
+        self._begun = False
+        self._beginning = iter(present.working)
 
     def step(self) -> bool:
-        """One round, and on to what ends next. False where nothing more would happen."""
+        """One round, and on to what ends next. False where nothing more would happen.
+
+        The first steps only take in what runs, `AT_ONCE` in each.
+        """
+        if not self._begun:
+            self._begin()
+            return True
         if self._round():
             return True
         if not self._queued or not self._events:
@@ -121,11 +133,17 @@ class Forecasting:
         )
 
     def _begin(self) -> None:
-        for each in self._present.working:
+        for each in islice(self._beginning, AT_ONCE):
             running = replace(each.running, changing_to=None)
             self._run(Working(running, each.environment), ends=self._now + self._curves.remaining_s(running))
             if each.environment is not None:
                 self._homes[each.environment] = _Home(each.running.node, {})
+        if len(self._working) == len(self._present.working):
+            self._running.calm(but=self._present.stirred)
+            self._line_up()
+            self._begun = True
+
+    def _line_up(self) -> None:
         for action in self._present.waiting:
             self._queued |= {each.id: each for each in (action, *action.together)}
             if action.environment is None:

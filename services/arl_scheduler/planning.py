@@ -21,7 +21,7 @@ __all__ = ["ROUND", "Planning"]
 
 SIMULATED = 2000
 """Waiting actions, at most: they are copied in one go."""
-ROUND = 200
+ROUND = 100
 """Grants of one simulated round, between which the leader's own have their turn."""
 WORK_S = 4.0
 """For one forecast; the gateway waits for two."""
@@ -90,6 +90,7 @@ def _present(index: Index, snapshot: Snapshot) -> Present:
             Working(snapshot.running.on(hold.node)[hold.fence.action_id], index.homes.environment(hold.home))
             for hold in index.holds
         ),
+        stirred=snapshot.running.stirred,
         waiting=tuple(_waiting(index, snapshot)),
         shares=copy.deepcopy(snapshot.shares),
         durations=AsKnown(snapshot.curves.durations),

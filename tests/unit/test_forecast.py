@@ -12,7 +12,7 @@ from arl_core.curves import AsDeclared
 from arl_core.elasticity import Amdahl
 from arl_core.fairness import Shares
 from arl_core.fence import Fence
-from arl_core.forecast import Forecast, Forecasting, Present, Working
+from arl_core.forecast import AT_ONCE, Forecast, Forecasting, Present, Working
 from arl_core.model import (
     ActionClass,
     Amounts,
@@ -118,6 +118,14 @@ class TestForecast:
         cell = present([an_action(1, cls=fixed())], pool, working=[working], seconds=400.0)
         assert foreseen(cell, Spar(resizing=True)).drained_s == 0.0
         assert foreseen(cell, Spar()).drained_s == pytest.approx(99.0)
+
+    def test_many_that_run_are_taken_in_over_several_steps(self) -> None:
+        count, amounts = AT_ONCE + 1, {"cpu_milli": 1000}
+        working = [Working(running(10 + n, cls=fixed(), since=NOW - 0.5, amounts=amounts)) for n in range(count)]
+        pool = a_pool(cpu_milli=1000 * count, free={"cpu_milli": 0})
+        forecasting = Forecasting(present([an_action(1, cls=fixed())], pool, working=working), FCFS, limit=LIMIT)
+        assert [forecasting.step() for _ in range(5)] == [True, True, True, False, False]
+        assert forecasting.forecast().mean_wait_s == 0.5
 
     def test_a_round_that_was_cut_short_is_followed_by_another(self) -> None:
         cell = present([an_action(n, cls=fixed()) for n in range(1, 7)], a_pool(cpu_milli=8000))
