@@ -7,7 +7,7 @@ from arl_core.free import FreeAmounts
 from arl_core.ledger import fits
 from arl_core.model import Amounts, Grant, Waiting
 
-__all__ = ["members_of", "take_together", "together_on", "within"]
+__all__ = ["lacks_cores_only", "members_of", "take_together", "together_on", "within"]
 
 _CORES = "cpu_milli"
 
@@ -37,6 +37,20 @@ def take_together(
             return None
         grants.append(replace(grant, gang=action.gang.id if action.gang is not None else None))
     return grants
+
+
+def lacks_cores_only(free: FreeAmounts, action: Waiting) -> bool:
+    """Whether all of its gang would start now if nobody else had any cores.
+
+    What those who run give back is cores; memory may be an environment's, which ends when somebody else wills, and a
+    node may be gone.
+    """
+    pools = {
+        node: replace(pool, free={**free.free[node], _CORES: pool.capacity.get(_CORES, 0)})
+        for node, pool in free.pools.items()
+    }
+    idle = FreeAmounts.of(pools)
+    return take_together(idle, action, lambda each: idle.take(each, each.cls.demand.minimum)) is not None
 
 
 def together_on(demands: Sequence[tuple[Amounts, Collection[int]]], capacities: Mapping[int, Amounts]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from arl_core.curves import Width, best_width, units_of
 from arl_core.fairness import FairWalk, dominant_share
 from arl_core.free import FreeAmounts
-from arl_core.gangs import members_of, take_together
+from arl_core.gangs import lacks_cores_only, members_of, take_together
 from arl_core.load import Loads
 from arl_core.model import Amounts, Grant, Plan, Resizable, Shape, Waiting, action_part, environment_part
 from arl_core.priced_groups import GroupConstants, priced_groups
@@ -94,6 +94,7 @@ class _Round:
         self._buckets = [bucket for bucket in snapshot.waiting.buckets() if bucket.cls.shape is not Shape.GROUP]
         self._reserved: set[int] = set()
         """Nodes on which something is kept for an action that does not fit yet; one for each."""
+        self._gangs_left = GANGS
         self._widening = Widening(
             snapshot,
             self._free,
@@ -143,6 +144,11 @@ class _Round:
     def _keep_free_for_gang(self, action: Waiting) -> None:
         """Who fits of an overdue one keeps his place in this round, until what ends leaves room for all."""
         is_overdue = self._is_overdue(action)
+        if not (is_overdue or self._resizing) or self._gangs_left == 0:
+            return
+        self._gangs_left -= 1
+        if not lacks_cores_only(self._free, action):
+            return
         for member in members_of(action):
             grant = self._free.take(member, member.cls.demand.minimum) if is_overdue else None
             if grant is not None:
@@ -234,5 +240,7 @@ def _amounts(action: Waiting, width: Width) -> Amounts:
 
 RESERVATIONS = 64
 """In one round, at most."""
+GANGS = 16
+"""That do not fit, for which something is kept or asked back in one round at most."""
 _CORES = "cpu_milli"
 _HARDLY_S = 0.05

@@ -340,6 +340,7 @@ class Action(BaseModel):
     alike: str = Field(default="", description="Actions with the same one are learnt from and scheduled together")
     demand: dict[str, int] = Field(default_factory=dict, description="The least it asked for")
     elastic: ElasticDemand | None = Field(default=None, description="Only where it can use more than that")
+    gang: UUID | None = Field(default=None, description="The same of all that start together with it")
     amounts: dict[str, int] | None = None
     cancel_requested: bool = False
     created_at: datetime

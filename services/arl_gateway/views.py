@@ -33,6 +33,7 @@ def action_of(row: Row) -> Action:
         alike=str(row.class_key),
         demand=json.loads(row.demand),
         elastic=json.loads(row.elastic) if row.elastic is not None else None,
+        gang=json.loads(row.gang)["id"] if row.gang is not None else None,
         amounts=json.loads(row.amounts) if row.amounts is not None else None,
         cancel_requested=row.cancel_requested_at is not None,
         created_at=row.created_at,

@@ -147,8 +147,10 @@ async def test_a_gang_starts_when_there_is_room_for_all_of_it(
     assert {error.code for error in refused.value.refused.values()} == {"demand_impossible"}
     await api.delete(f"/v1/actions/{busy}")
     await eventually(lambda: is_running(api, str(gang[0])))
-    moments = {(await api.get(f"/v1/actions/{id}")).json()["granted_at"] for id in gang}
-    assert len(moments) == 1
+    shown = [(await api.get(f"/v1/actions/{id}")).json() for id in gang]
+    assert len({each["granted_at"] for each in shown}) == len({each["gang"] for each in shown}) == 1
+    listed = (await api.get("/v1/actions", params={"state": "running"})).json()["items"]
+    assert {each["gang"] for each in listed} == {shown[0]["gang"]}
     await api.delete(f"/v1/actions/{gang[0]}")
     assert (await api.get(f"/v1/actions/{gang[1]}")).json()["state"] == "running", "started, each goes its own way"
 

@@ -9,12 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arl_core.curves import Curves
+from arl_core.elasticity import Amdahl
 from arl_core.explain import explain
 from arl_core.fairness import Shares
 from arl_core.fence import Fence
 from arl_core.forecast import Forecasting, Present
 from arl_core.gangs import together_on, within
-from arl_core.model import ActionClass, Demand, Gang, Grant, Plan, Pool, Shape, Waiting
+from arl_core.model import (
+    ActionClass,
+    Demand,
+    Elastic,
+    Gang,
+    Grant,
+    Plan,
+    Pool,
+    Resizable,
+    Running,
+    Shape,
+    Waiting,
+)
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.pods import StaticPods
 from arl_core.reference import Reference
@@ -100,6 +113,39 @@ class TestWaiting:
             assert numbers(plan) == []
         assert plan.watched == {1}
         assert numbers(planned(Spar(), [gang, *young], a_pool(cpu_milli=4000, free={"cpu_milli": 3000}))) == [1, 2, 3]
+
+    def test_what_can_never_be_is_not_waited_for(self) -> None:
+        """A node is gone, or memory is in environments that end when somebody else wills: cores are for others."""
+        one = {"cpu_milli": 1000, "memory_mib": 100}
+        cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(one))
+        head, *others = [replace(each, cls=cls) for each in members(1, 3, submitted=LONG_AGO)]
+        gang = replace(head, together=tuple(others))
+        young = [an_action(n, cls=fixed(), submitted=NOW) for n in (10, 11)]
+        full = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 2000, "memory_mib": 200})
+        gone = replace(a_pool(2, cpu_milli=4000, memory_mib=400), accepting=False, serving=False)
+        small = a_pool(cpu_milli=2000, memory_mib=400)
+        for policy in (Spar(), Spar(resizing=True)):
+            assert numbers(planned(policy, [gang, *young], full)) == [10, 11]
+            assert numbers(planned(policy, [gang, *young], small, gone)) == [10, 11]
+
+    @pytest.mark.parametrize(("memory_mib", "give_way"), [(400, True), (100, False)])
+    def test_wide_ones_give_way_to_a_gang_that_would_start_then(self, memory_mib: int, give_way: bool) -> None:
+        one = {"cpu_milli": 1000, "memory_mib": 100}
+        cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(one))
+        head, *others = [replace(each, cls=cls) for each in members(1, 3)]
+        elastic = Elastic("cpu_milli", (1000, 2000, 4000), Amdahl(0.9), Resizable.ANY)
+        wide = ActionClass(key=6, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
+        running = Running(
+            fence=Fence(numbered(50), 1), cls=wide, node=1, amounts={"cpu_milli": 4000}, granted=NOW - 9, task=1,
+            started=NOW - 9, since=NOW - 9,
+        )  # fmt: skip
+        pool = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 0, "memory_mib": memory_mib})
+        curves = Curves()
+        curves.now = NOW
+        gang = replace(head, together=tuple(others))
+        snapshot = replace(a_snapshot(queued=[gang], pools=[pool], running=[running]), now=NOW, curves=curves)
+        plan = Spar(resizing=True).plan(snapshot)
+        assert [resize.amounts["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
 
     def test_of_two_that_waited_long_one_starts(self) -> None:
         gangs = [a_gang(1, 3, submitted=LONG_AGO), a_gang(11, 3, submitted=LONG_AGO + 1)]
