@@ -10,7 +10,17 @@ from uuid import UUID
 from arl_core.fence import Fence
 from arl_core.groups import FreeGroups
 from arl_core.ledger import fits
-from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Grant, Pool, Shape, Waiting, action_part
+from arl_core.model import (
+    ENVIRONMENT_RESOURCES,
+    ActionClass,
+    Amounts,
+    Grant,
+    Pool,
+    Shape,
+    Waiting,
+    action_part,
+    environment_part,
+)
 
 __all__ = ["ENVIRONMENT_HEADROOM", "FreeAmounts"]
 
@@ -91,14 +101,14 @@ class FreeAmounts:
         enough = takewhile(lambda level: level[0] >= cores, reversed(self._levels()))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
 
-    def lacking_cores_only(self, action: Waiting, *, but: Container[int]) -> list[int]:
-        """Nodes that have all that it needs but cores, those with most cores first; a few.
+    def lacking_what_comes_back(self, action: Waiting, *, but: Container[int]) -> list[int]:
+        """Nodes that have all that it needs but what those who run there give back, those with most cores first; a few.
 
-        What those who run give back is cores; memory may be an environment's, which ends when somebody else wills.
+        Memory and disk may be an environment's, which ends when somebody else wills.
         """
         pinned = self.node_of(action)
-        needed = dict(_needed(action.cls.demand.minimum, pinned))
-        cores = needed.pop(_CORES, 0)
+        needed = _needed(action.cls.demand.minimum, pinned)
+        stays, comes_back = environment_part(needed), action_part(needed)
         nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self._levels()))
         new_home = action.environment is not None and pinned is None
         found = (
@@ -107,9 +117,9 @@ class FreeAmounts:
             if node not in but
             and node in self.pools
             and self.pools[node].serving
-            and self.pools[node].capacity.get(_CORES, 0) >= cores
-            and self._fits(node, action.cls, needed)
-            and not (new_home and not self._leaves_headroom(node, needed))
+            and fits(comes_back, self.pools[node].capacity)
+            and self._fits(node, action.cls, stays)
+            and not (new_home and not self._leaves_headroom(node, stays))
         )
         return list(islice(found, FEW))
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from arl_core.free import FreeAmounts
 from arl_core.ledger import fits
-from arl_core.model import Amounts, Grant, Waiting
+from arl_core.model import Amounts, Grant, Waiting, environment_part
 
-__all__ = ["lacks_cores_only", "members_of", "take_together", "together_on", "within"]
+__all__ = ["lacks_what_comes_back", "members_of", "take_together", "together_on", "within"]
 
 _CORES = "cpu_milli"
 
@@ -39,14 +39,13 @@ def take_together(
     return grants
 
 
-def lacks_cores_only(free: FreeAmounts, action: Waiting) -> bool:
-    """Whether all of its gang would start now if nobody else had any cores.
+def lacks_what_comes_back(free: FreeAmounts, action: Waiting) -> bool:
+    """Whether all of its gang would start now if nothing but environments had anything.
 
-    What those who run give back is cores; memory may be an environment's, which ends when somebody else wills, and a
-    node may be gone.
+    Memory and disk may be theirs, and they end when somebody else wills; and a node may be gone.
     """
     pools = {
-        node: replace(pool, free={**free.free[node], _CORES: pool.capacity.get(_CORES, 0)})
+        node: replace(pool, free={**pool.capacity, **environment_part(free.free[node])})
         for node, pool in free.pools.items()
     }
     idle = FreeAmounts.of(pools)

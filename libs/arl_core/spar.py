@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from arl_core.curves import Width, best_width, units_of
 from arl_core.fairness import FairWalk, dominant_share
 from arl_core.free import FreeAmounts
-from arl_core.gangs import lacks_cores_only, members_of, take_together
+from arl_core.gangs import lacks_what_comes_back, members_of, take_together
 from arl_core.load import Loads
 from arl_core.model import Amounts, Grant, Plan, Resizable, Shape, Waiting, action_part, environment_part
 from arl_core.priced_groups import GroupConstants, priced_groups
@@ -147,7 +147,7 @@ class _Round:
         if not (is_overdue or self._resizing) or self._gangs_left == 0:
             return
         self._gangs_left -= 1
-        if not lacks_cores_only(self._free, action):
+        if not lacks_what_comes_back(self._free, action):
             return
         for member in members_of(action):
             grant = self._free.take(member, member.cls.demand.minimum) if is_overdue else None
@@ -165,15 +165,24 @@ class _Round:
 
     def _keep_free_for(self, action: Waiting) -> None:
         """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
-        minimum = action.cls.demand.minimum
-        if not minimum.get(_CORES) or len(self._reserved) >= RESERVATIONS or not self._is_overdue(action):
+        if action.cls.shape is not Shape.DIVISIBLE or len(self._reserved) >= RESERVATIONS:
             return
-        nodes = self._free.lacking_cores_only(action, but=self._reserved)
+        if not self._is_overdue(action) or not any(action_part(action.cls.demand.minimum).values()):
+            return
+        nodes = self._free.lacking_what_comes_back(action, but=self._reserved)
         if nodes:
-            lacking = {node: units_of(_CORES, minimum[_CORES] - self._free.free[node].get(_CORES, 0)) for node in nodes}
-            node = min(nodes, key=lambda each: (self._loads.until_free(each, _CORES, lacking[each]), each))
+            node = min(nodes, key=lambda each: (self._until_free_s(each, action), each))
             self._reserved.add(node)
             self._widening.keep(node, self._free.set_aside(node, action))
+
+    def _until_free_s(self, node: int, action: Waiting) -> float:
+        """Until those who run there are expected to have given back what it lacks."""
+        free, needed = self._free.free[node], action_part(action.cls.demand.minimum)
+        lacking = {name: amount - free.get(name, 0) for name, amount in needed.items()}
+        waits = (
+            self._loads.until_free(node, name, units_of(name, amount)) for name, amount in lacking.items() if amount > 0
+        )
+        return max(waits, default=0.0)
 
     def _start(self, action: Waiting) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from arl_core.curves import Curves
 from arl_core.explain import Lack, explain
 from arl_core.fence import Fence
-from arl_core.model import Amounts, Pool
+from arl_core.model import ENVIRONMENT_RESOURCES, Amounts, Pool
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.refilling import RefillingLedger
 from arl_core.rules import Rule
@@ -25,6 +25,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 HELD = [kind for kind in KINDS if kind.rate is None]
 held_kinds = pytest.mark.parametrize("kind", HELD, ids=lambda kind: kind.name)
 RESIZING = Spar(resizing=True)
+NOW = 1000.0
 
 
 def a_ledger(kind: ResourceKind) -> RefillingLedger:
@@ -135,6 +136,21 @@ def test_alone_an_action_gets_all_that_makes_it_faster(kind: ResourceKind) -> No
     pool = a_node(kind, a_ledger(kind))
     (grant,) = Spar().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[pool])).grants
     assert grant.amounts[kind.name] == kind.widths[-1]
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in HELD if kind.name not in ENVIRONMENT_RESOURCES], ids=lambda kind: kind.name
+)
+def test_who_waited_long_for_all_of_it_is_not_overtaken_by_those_who_want_a_little(kind: ResourceKind) -> None:
+    long_ago = NOW - Spar().constants.lead_limit_s - 1
+    all_of_it = an_action(1, cls=replace(kind, widths=(kind.node_has,)).demand(key=2), submitted=long_ago)
+    little = an_action(2, cls=replace(kind, widths=kind.widths[:1]).demand(), submitted=NOW)
+    node = a_node(kind, a_ledger(kind))
+    half = replace(node, free={**node.free, kind.name: kind.node_has // 2})
+    for policy in (Spar(), RESIZING):
+        assert policy.plan(a_snapshot(queued=[all_of_it, little], pools=[half])).grants == ()
+        young = replace(all_of_it, submitted=NOW)
+        assert len(policy.plan(a_snapshot(queued=[young, little], pools=[half])).grants) == 1
 
 
 @held_kinds
