@@ -27,10 +27,10 @@ demo: $(VENV)/.ready
 	@$(BIN)/tangram demo || { [ $$? -eq 5 ] && $(BIN)/tangram demo --unsafe-local; }
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu'
+	$(BIN)/python -m pytest -m 'slow or gpu' --durations=25 --durations-min=10
 	$(MAKE) test-torch
 
 # Beside the environment and not in it, so that everything else is measured and tested as it is installed.

@@ -290,7 +290,9 @@ class TestEnd:
         keep = "(trap '' HUP; while :; do sleep 1; done) &"
         if between:
             await shell.run(f"{keep} echo $$ > pid")
-            await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))
+            # Until it is reaped, which the launcher is told of by then.
+            dies = "kill -9 $(cat pid); while kill -0 $(cat pid); do sleep 0.01; done; sleep 0.3"
+            await shell.bench.run(a_command("sh", "-c", dies, environment=shell.environment))
         else:
             report = await shell.run(f"{keep} kill -9 $$", timeout_s=5)
             assert (report.outcome, report.signal) == ("user_error", KILLED)
