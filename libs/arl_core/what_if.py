@@ -63,10 +63,10 @@ class AsKnown:
 
 def with_nodes(present: Present, nodes: Nodes) -> Present:
     """What runs goes on where it runs, also on a node that has less than that."""
+    largest = max(filter(_takes_cores, present.pools.values()), key=lambda pool: pool.capacity[_CORES], default=None)
     pools = {
         node: replace(pool, accepting=False) if node in nodes.closed else pool for node, pool in present.pools.items()
     }
-    largest = max(filter(_takes_cores, pools.values()), key=lambda pool: pool.capacity[_CORES], default=None)
     if largest is not None:
         first = max(pools) + 1
         pools |= {node: _like(largest, node) for node in range(first, first + nodes.added)}

@@ -6,8 +6,13 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 __all__ = ["KNOWN", "ResourceName", "Resources"]
 
-KNOWN = frozenset({"cpu", "cpu_milli", "memory_mib", "disk_mib", "pids", "gpu", "concurrency"})
-"""They have fields of their own, or are no node's to declare."""
+KNOWN = frozenset(
+    {
+        *("cpu", "cpu_milli", "cpu_cores", "cores", "memory", "memory_mib", "memory_bytes", "disk", "disk_mib"),
+        *("disk_bytes", "pids", "gpu", "concurrency", "slots"),
+    }
+)
+"""They have fields of their own, are no node's to declare, or are what metrics call those that have."""
 MOST = 1 << 40
 
 

@@ -181,7 +181,7 @@ AUDIT = text("""
     ), amounts as (
         select node_id, key as resource, value::bigint as amount
           from attempts, jsonb_each_text(amounts)
-         where key = 'cpu_milli' or not has_home
+         where key not in ('memory_mib', 'disk_mib') or not has_home
      union all
         select node_id, 'memory_mib', memory_mib from homes
      union all

@@ -129,7 +129,7 @@ class Actions:
         self, actions: Sequence[SubmitAction | TangramError], caller: Caller, *, key: str | None, trace: Trace
     ) -> BatchAccepted:
         items = [
-            _item(action, caller, f"{key}:{index}" if key is not None else None, trace, gang=True)[0]
+            _item(action, caller, f"{key}:{index}" if key is not None else None, trace, gang_size=len(actions))[0]
             for index, action in enumerate(actions)
             if isinstance(action, SubmitAction)
         ]
@@ -288,10 +288,12 @@ def _item(
     trace: Trace,
     begins_with: BeginsWith | None = None,
     *,
-    gang: bool = False,
+    gang_size: int = 0,
 ) -> tuple[AdmitItem, int]:
-    body = action.model_dump_json() + (begins_with.model_dump_json() if begins_with is not None else "")
-    body += "gang" if gang else ""
+    # Without what is as by default: a field that a later version adds is no other body.
+    body = action.model_dump_json(exclude_defaults=True)
+    body += begins_with.model_dump_json() if begins_with is not None else ""
+    body += f"gang of {gang_size}" if gang_size else ""
     item = AdmitItem(
         project_id=caller.project_id,
         action=action,

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from arl_core.states import State
 from arl_gateway.auth import Caller
@@ -69,7 +70,7 @@ class _Submission(APIRoute):
                 return await usual(request)
             try:
                 body = SubmitAction.model_validate_json(await request.body())
-            except ValidationError:
+            except (ValidationError, ClientDisconnect):
                 return await usual(request)
             response = Response()
             del response.headers["content-length"]  # it is for headers only

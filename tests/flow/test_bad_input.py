@@ -170,6 +170,14 @@ class TestBatch:
         assert schema["properties"]["actions"]["items"] == {"$ref": "#/components/schemas/SubmitAction"}
 
 
+async def answered(system: System, status: str) -> float:
+    """Submissions, by the gateway's own count."""
+    async with system.client() as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    line = f'tangram_http_requests_total{{method="POST",route="/v1/actions",status="{status}"}} '
+    return next((float(each.removeprefix(line)) for each in lines if each.startswith(line)), 0.0)
+
+
 BODIES: list[tuple[str, bytes, dict[str, str]]] = [
     ("empty", b"", JSON),
     ("cut off", b'{"task": "t", ', JSON),
@@ -241,6 +249,23 @@ class TestBody:
         assert top.startswith(b"HTTP/1.1 408 ")
         assert b"application/problem+json" in top
         assert json.loads(body)["errors"][0]["field"] == "body"
+
+    @pytest.mark.parametrize("media_type", ["application/json", "application/json; charset=utf-8"])
+    async def test_one_whose_client_goes_away_is_no_error_of_ours(self, system: System, media_type: str) -> None:
+        head = (
+            f"POST /v1/actions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
+            f"Content-Type: {media_type}\r\nContent-Length: 1000\r\n\r\n"
+        )
+        refused = await answered(system, "400")
+        _, writer = await asyncio.open_connection("127.0.0.1", system.ports["gateway"])
+        writer.write(head.encode() + b'{"task": ')
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        async with asyncio.timeout(10):
+            while await answered(system, "400") == refused:
+                await asyncio.sleep(0.02)
+        assert await answered(system, "500") == 0
 
     async def test_a_slow_answer_is_not_a_slow_body(self, api: httpx.AsyncClient) -> None:
         """A wait outlasts the time that a body may take."""

@@ -57,6 +57,15 @@ class TestHeld:
         assert await found(rows) == {("overbooked", "n cpu_milli")}
 
 
+    async def test_what_actions_hold_besides_is_counted_inside_of_environments_too(self, rows: Rows) -> None:
+        amounts = {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10, "npu": 1}
+        for name in ("t1", "t2"):
+            home = await rows.environment(name, 1)
+            await rows.action(state="running", trajectory=name, environment_id=home, amounts=amounts)
+        await rows.execute("update nodes set capacity = capacity || '{\"npu\": 1}'")
+        assert ("overbooked", "n npu") in await found(rows)
+
+
 class TestFindings:
     async def test_an_outcome_of_a_run_has_a_result_of_its_grant(self, rows: Rows) -> None:
         missing = await rows.action(state="settled", outcome="user_error")
