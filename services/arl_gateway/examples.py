@@ -39,7 +39,13 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": IN_A_TRAJECTORY},
         "program": {"summary": "A Python program with a file beside it", "value": A_PROGRAM},
     },
-    "submit_actions": {"two": {"summary": "Two actions", "value": {"actions": [A_COMMAND, A_PROGRAM]}}},
+    "submit_actions": {
+        "two": {"summary": "Two actions", "value": {"actions": [A_COMMAND, A_PROGRAM]}},
+        "gang": {
+            "summary": "Two that start in one moment or not at all",
+            "value": {"actions": [A_COMMAND, A_COMMAND], "gang": True},
+        },
+    },
     "wait_for_actions": {
         "any": {
             "summary": "Whichever settles first",

@@ -14,9 +14,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from arl_core.stragglers import RUNS_TO_TELL
 from arl_gateway.app import build
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key
+from support.conditions import eventually
 from support.postgres import Databases
 from support.system import System, running_system
 
@@ -205,10 +207,27 @@ async def test_a_list_has_only_ones_own(
         await make(owner, system)
         if make is not a_trajectory:
             await make(stranger, system)
+    if path == "/v1/admin/stragglers":
+        await asyncio.gather(a_straggler(owner), a_straggler(stranger))
     theirs, ours = [{item["id"] for item in (await api.get(path)).json()["items"]} for api in (owner, stranger)]
     assert theirs
     assert ours
     assert not theirs & ours
+
+
+async def a_straggler(api: httpx.AsyncClient) -> None:
+    """One that runs for long, after enough like it that did not."""
+    alike = LONG | {"profile": "suite"}
+    quick = [alike | {"argv": ["sleep", "0.01"]}] * RUNS_TO_TELL
+    items = (await api.post("/v1/actions:batch", json={"actions": quick})).json()["items"]
+    ids = [item["id"] for item in items]
+    assert not (await api.post("/v1/actions:wait", json={"ids": ids, "timeout_s": 20})).json()["pending"]
+    await api.post("/v1/actions", json=alike)
+
+    async def is_listed() -> bool:
+        return bool((await api.get("/v1/admin/stragglers")).json()["items"])
+
+    await eventually(is_listed)
 
 
 async def test_waiting_finds_nothing_of_anothers(
