@@ -56,7 +56,6 @@ class TestHeld:
         assert [(node.attempts, node.environments) for node in audited.nodes] == [(3, 1)]
         assert await found(rows) == {("overbooked", "n cpu_milli")}
 
-
     async def test_what_actions_hold_besides_is_counted_inside_of_environments_too(self, rows: Rows) -> None:
         amounts = {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10, "npu": 1}
         for name in ("t1", "t2"):

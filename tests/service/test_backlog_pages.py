@@ -1,6 +1,17 @@
 """A backlog read in pages: what was queued before the mark, each row once; the polls from the mark on read the rest."""
 
-from arl_scheduler.repository import FIRST, poll, queued_before
+import gc
+import weakref
+from typing import Any, cast
+
+import pytest
+
+from arl_scheduler import repository
+from arl_scheduler.backlog import read_backlog
+from arl_scheduler.index import Index
+from arl_scheduler.leader import Leadership
+from arl_scheduler.repository import FIRST, Place, poll, queued_before
+from arl_store.tx import ReadTx
 from support.rows import rows_in, store_of
 
 
@@ -50,3 +61,32 @@ async def test_rows_of_one_transaction_do_not_fit_in_one_page(database: str) -> 
             seen += [row.id for row in page]
     assert first.queued == ()
     assert sorted(seen) == queued
+
+
+async def test_what_was_read_of_a_backlog_that_failed_is_not_kept(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AsLeader:
+        async def renew_if_due(self) -> bool:
+            return True
+
+    async def breaks_off(tx: ReadTx, *, mark: int, after: Place, limit: int) -> Any:
+        if after != FIRST:
+            raise ConnectionResetError
+        return await queued_before(tx, mark=mark, after=after, limit=limit)
+
+    async with rows_in(database) as rows, store_of(database, "scheduler") as store:
+        for _ in range(3):
+            await rows.action()
+        async with store.read() as tx:
+            mark = (await poll(tx, mark=0, in_pages=True)).mark
+        monkeypatch.setattr(repository, "queued_before", breaks_off)
+        index = Index()
+        index.mark = mark
+        with pytest.raises(ConnectionResetError):
+            await read_backlog(store, cast(Leadership, AsLeader()), index, page_rows=2)
+    assert index.waiting == 2
+    read = weakref.ref(index)
+    del index
+    gc.collect()
+    assert read() is None
