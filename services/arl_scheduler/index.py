@@ -197,6 +197,10 @@ class Index:
         """What else settles as these did: the others of their gangs."""
         return self._waiting.broken(settled)
 
+    def torn(self) -> dict[UUID, tuple[Outcome, str | None]]:
+        """What settles as it waits for others of its gang that left the queue before this index was built."""
+        return self._waiting.torn()
+
     def line(self, name: Name) -> list[Waiting]:
         """What waits in an environment, in order; nothing where that is about to end or its queue is paused."""
         home = self._homes.get(name)
@@ -229,6 +233,7 @@ class Index:
             gang=Gang(row.gang.id, row.gang.size) if row.gang is not None and row.grant_no == 0 else None,
         )
         self._queued[id] = action
+        self._waiting.know(action)
         self._accounts.shares.begin(action.task)
         self._deadlines.add(action)
         if name is None:
@@ -286,7 +291,7 @@ class Index:
     def _forget_queued(self, action_id: UUID) -> None:
         if (action := self._queued.pop(action_id, None)) is not None:
             self._accounts.shares.end(action.task)
-        self._waiting.discard(action_id)
+        self._waiting.forget(action_id)
         name = self._home_of.pop(action_id, None)
         if name is None or name not in self._homes:
             return

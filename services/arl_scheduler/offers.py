@@ -17,6 +17,8 @@ BROKEN = {Outcome.CANCELLED: "gang_cancelled", Outcome.DEADLINE_IN_QUEUE: "gang_
 @dataclass(slots=True)
 class _Gang:
     members: dict[UUID, Waiting] = field(default_factory=dict)
+    """In the queue, whether that is paused or not."""
+    offered: set[UUID] = field(default_factory=set)
     head: UUID | None = None
     """Who stands for all in the order, while all are there."""
 
@@ -28,28 +30,43 @@ class Offers:
         self._gangs: dict[UUID, _Gang] = {}
         self._gang_of: dict[UUID, _Gang] = {}
 
+    def know(self, action: Waiting) -> None:
+        """It is in the queue: where it is of a gang, it counts as a member until it is forgotten."""
+        if action.gang is not None:
+            gang = self._gangs.setdefault(action.gang.id, _Gang())
+            gang.members[action.id] = action
+            self._gang_of[action.id] = gang
+
+    def forget(self, action_id: UUID) -> None:
+        """It left the queue."""
+        self.discard(action_id)
+        if (gang := self._gang_of.pop(action_id, None)) is not None:
+            action = gang.members.pop(action_id)
+            if not gang.members and action.gang is not None:
+                del self._gangs[action.gang.id]
+
     def add(self, action: Waiting) -> None:
+        """It is a candidate; a member of a gang is one with all the others."""
         if action.gang is None:
             self.waiting.add(action)
             return
-        gang = self._gangs.setdefault(action.gang.id, _Gang())
-        gang.members[action.id] = action
-        self._gang_of[action.id] = gang
-        if len(gang.members) >= action.gang.size:
+        self.know(action)
+        gang = self._gang_of[action.id]
+        gang.offered.add(action.id)
+        if len(gang.offered) >= action.gang.size:
             self._withdraw(gang)
             head, *others = (gang.members[id] for id in sorted(gang.members))
             self.waiting.add(replace(head, together=tuple(others)))
             gang.head = head.id
 
     def discard(self, action_id: UUID) -> None:
-        gang = self._gang_of.pop(action_id, None)
+        """It is no candidate, though it may wait."""
+        gang = self._gang_of.get(action_id)
         if gang is None:
             self.waiting.discard(action_id)
             return
         self._withdraw(gang)
-        action = gang.members.pop(action_id)
-        if not gang.members and action.gang is not None:
-            del self._gangs[action.gang.id]
+        gang.offered.discard(action_id)
 
     def standing_for(self, action: Waiting) -> Waiting:
         """Its gang, if all of that is there; else itself."""
@@ -68,6 +85,15 @@ class Offers:
                 if mate not in settled:
                     found[mate] = (outcome, BROKEN.get(outcome, reason))
         return found
+
+    def torn(self) -> dict[UUID, tuple[Outcome, str | None]]:
+        """What waits of gangs that will never be whole: a row that is known is known with all of its commit."""
+        return {
+            id: (Outcome.CANCELLED, BROKEN[Outcome.CANCELLED])
+            for gang in self._gangs.values()
+            for id, member in gang.members.items()
+            if member.gang is not None and len(gang.members) < member.gang.size
+        }
 
     def _withdraw(self, gang: _Gang) -> None:
         if gang.head is not None:

@@ -212,6 +212,8 @@ class Rounds:
         self._next_poll = time.monotonic() + self._poll_interval
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
+        if rebuilding:
+            await self._settle(index, index.torn())
         self._resizing.look(index.holds, index.nodes)
         await self.learning.look(now=self._clock.now())
         self.straggling.look(index.holds, self.learning.estimates, now=self._clock.now())

@@ -44,6 +44,7 @@ def codes(answer: AdmitResponse) -> list[str | None]:
 class TestScheduling:
     async def test_a_gang_is_granted_in_one_commit_once_there_is_room_for_all(self, database: str) -> None:
         async with rows_in(database) as rows, leading(rows, policy=Spar(resizing=True)) as leader:
+            await eventually(lambda: leader.view() is not None)
             await rows.node("small", cores=2)
             gang = await a_gang(rows, 3)
             other = await rows.action(demand=AMOUNTS)
@@ -91,6 +92,34 @@ class TestScheduling:
             async with leading(rows):
                 await rows.until_value(3, "select count(*) from actions where state = 'settled'")
             assert await rows.value(ENDS) == ends
+
+    @pytest.mark.parametrize(
+        ("change", "ends"),
+        [
+            ("cancel_requested_at = now()", ["cancelled -", "cancelled gang_cancelled"]),
+            ("deadline_at = now()", ["deadline_in_queue -", "deadline_in_queue gang_deadline"]),
+        ],
+    )
+    async def test_who_leaves_a_paused_queue_takes_the_others_along_too(
+        self, database: str, change: str, ends: list[str]
+    ) -> None:
+        async with rows_in(database) as rows:
+            await rows.execute("update queues set paused_at = now() where id = $1", rows.queue)
+            gang = await a_gang(rows, 2)
+            await rows.unguarded(f"update actions set {change} where id = $1", gang[1])
+            async with leading(rows):
+                await rows.until_value(2, "select count(*) from actions where state = 'settled'")
+            assert await rows.value(ENDS) == ends
+
+    async def test_a_new_leader_settles_what_waits_for_others_that_are_gone(self, database: str) -> None:
+        async with rows_in(database) as rows:
+            await rows.node(cores=4)
+            await rows.action(demand=AMOUNTS, gang={"id": str(uuid4()), "size": 2})
+            whole = await a_gang(rows, 2)
+            async with leading(rows):
+                await eventually(lambda: is_granted(rows, whole[0]))
+                await rows.until_value(1, "select count(*) from actions where state = 'settled'")
+            assert await rows.value(ENDS + " where state = 'settled'") == ["cancelled gang_cancelled"]
 
     async def test_one_that_comes_back_starts_by_itself(self, database: str) -> None:
         async with rows_in(database) as rows, leading(rows):

@@ -191,6 +191,18 @@ class TestOffers:
         offers.add(second)
         assert len(offers.waiting) == 1
 
+    def test_who_is_no_candidate_is_a_member_until_it_is_forgotten(self) -> None:
+        offers, (first, second) = Offers(), members(1, 2)
+        for each in (first, second):
+            offers.add(each)
+            offers.discard(each.id)
+        assert set(offers.broken({first.id: (Outcome.CANCELLED, None)})) == {second.id}
+        assert offers.torn() == {}
+        offers.forget(first.id)
+        assert offers.torn() == {second.id: (Outcome.CANCELLED, "gang_cancelled")}
+        offers.forget(second.id)
+        assert offers.torn() == {}
+
     def test_who_settles_in_the_queue_takes_the_others_along(self) -> None:
         offers, (first, second, third) = Offers(), members(1, 3)
         for each in (first, second, third):
