@@ -78,9 +78,24 @@ class FreeAmounts:
         needed = _needed(amounts, pinned)
         return self._grant(node, action, amounts, needed, pinned) if self._fits(node, action.cls, needed) else None
 
-    def give_back(self, grant: Grant, amounts: Amounts) -> None:
-        """What was spent on a grant that is not made after all; not one that makes an environment."""
-        self._spend(grant.node, {resource: -amount for resource, amount in amounts.items()}, homes=0)
+    def grant_on(self, node: int, action: Waiting, amounts: Amounts, *, needed: Amounts) -> Grant:
+        """Grant `amounts`, of which `needed` are not held yet, on a node of which that is known to fit."""
+        return self._grant(node, action, amounts, needed, self.node_of(action))
+
+    def nodes_for(self, cls: ActionClass, needed: Amounts) -> list[int]:
+        """Where so much fits that is new."""
+        levels = self._levels()
+        enough = levels[bisect_left(levels, (needed.get(_CORES, 0), -1)) :]
+        return sorted(node for _, node in enough if self._fits(node, cls, needed))
+
+    def open_nodes(self) -> list[int]:
+        """That take something new."""
+        return sorted(self._open())
+
+    def suits(self, node: int, cls: ActionClass) -> bool:
+        """Whether it is of its kind and enforces what it requires, whatever it has free."""
+        pool = self.pools[node]
+        return pool.shape is cls.shape and cls.requires <= pool.enforces
 
     def place(self, action: Waiting, amounts: Amounts, *, needed: Amounts, pinned: int | None) -> Grant | None:
         """Grant `amounts`, of which `needed` are not held yet; on the node `pinned`, or on any that has them."""
@@ -197,8 +212,7 @@ class FreeAmounts:
         return (self.environments[node], -self.free[node].get("memory_mib", 0), node)
 
     def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
-        pool = self.pools[node]
-        return pool.shape is cls.shape and cls.requires <= pool.enforces and fits(needed, self.free[node])
+        return self.suits(node, cls) and fits(needed, self.free[node])
 
     def _leaves_headroom(self, node: int, needed: Amounts) -> bool:
         """Environments hold their memory while their trajectories wait for other actions, scoring for instance.

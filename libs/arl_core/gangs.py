@@ -4,64 +4,63 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from arl_core.free import FreeAmounts
-from arl_core.ledger import fits
-from arl_core.model import Amounts, Grant, Waiting, environment_part
+from arl_core.model import Amounts, Grant, Waiting
+from arl_core.places import Demanded, hardest_first, placed
 
-__all__ = ["lacks_what_comes_back", "members_of", "take_together", "together_on", "within"]
-
-_CORES = "cpu_milli"
+__all__ = ["members_of", "take_together", "together_if", "together_on", "within"]
 
 
 def members_of(action: Waiting) -> list[Waiting]:
-    """Itself and those that it stands for, the largest first: what is large is hardest to place."""
-    return sorted((action, *action.together), key=lambda each: (-each.cls.demand.minimum.get(_CORES, 0), each.id))
+    """Itself and those that it stands for, in a fixed order."""
+    return sorted((action, *action.together), key=lambda each: each.id)
+
+
+def _smallest(member: Waiting) -> tuple[Amounts, Amounts]:
+    return member.cls.demand.minimum, member.cls.demand.minimum
 
 
 def take_together(
-    free: FreeAmounts,
-    action: Waiting,
-    take: Callable[[Waiting], Grant | None],
-    *,
-    holds: Callable[[Amounts], Amounts] = lambda amounts: amounts,
+    free: FreeAmounts, action: Waiting, asks: Callable[[Waiting], tuple[Amounts, Amounts]] = _smallest
 ) -> list[Grant] | None:
-    """A grant for each of its gang, by `take`; or None, and `free` is as it was. A grant of it `holds` what it spent.
+    """A grant for each of `members_of` it; or None, and `free` is as it was.
 
-    Greedy: of members that are alike it finds room for as many as there is room for.
+    Each is granted the first of what it `asks`, and spends the second.
     """
-    grants: list[Grant] = []
-    for member in members_of(action):
-        grant = take(member)
-        if grant is None:
-            for made in grants:
-                free.give_back(made, holds(made.amounts))
-            return None
-        grants.append(replace(grant, gang=action.gang.id if action.gang is not None else None))
-    return grants
+    members = members_of(action)
+    asked = [asks(member) for member in members]
+    nodes_of: dict[int, list[int]] = {}
+    for member, (_, needed) in zip(members, asked, strict=True):
+        if member.cls.key not in nodes_of:
+            nodes_of[member.cls.key] = free.nodes_for(member.cls, needed)
+    demands = [Demanded(needed, nodes_of[member.cls.key]) for member, (_, needed) in zip(members, asked, strict=True)]
+    nodes = placed(demands, free.free)
+    if nodes is None:
+        return None
+    gang = action.gang.id if action.gang is not None else None
+    return [
+        replace(free.grant_on(node, member, amounts, needed=needed), gang=gang)
+        for node, member, (amounts, needed) in zip(nodes, members, asked, strict=True)
+    ]
 
 
-def lacks_what_comes_back(free: FreeAmounts, action: Waiting) -> bool:
-    """Whether all of its gang would start now if nothing but environments had anything.
+def together_if(free: FreeAmounts, action: Waiting, available: Callable[[int], Amounts]) -> list[Waiting]:
+    """Its members, the hardest to place first, if all would start now were so much `available` on the open nodes.
 
-    Memory and disk may be theirs, and they end when somebody else wills; and a node may be gone.
+    Else nobody: what can't be is not waited for.
     """
-    pools = {
-        node: replace(pool, free={**pool.capacity, **environment_part(free.free[node])})
-        for node, pool in free.pools.items()
-    }
-    idle = FreeAmounts.of(pools)
-    return take_together(idle, action, lambda each: idle.take(each, each.cls.demand.minimum)) is not None
+    members = members_of(action)
+    amounts = {node: available(node) for node in free.open_nodes()}
+    demands = [
+        Demanded(each.cls.demand.minimum, [node for node in amounts if free.suits(node, each.cls)]) for each in members
+    ]
+    if placed(demands, amounts) is None:
+        return []
+    return [members[at] for at in hardest_first(demands, amounts)]
 
 
 def together_on(demands: Sequence[tuple[Amounts, Collection[int]]], capacities: Mapping[int, Amounts]) -> bool:
     """Whether nodes of these capacities could ever have all of it at once; each demand on one of its own nodes."""
-    free = {node: dict(capacity) for node, capacity in capacities.items()}
-    for amounts, nodes in sorted(demands, key=lambda demand: -demand[0].get(_CORES, 0)):
-        fitting = [node for node in nodes if fits(amounts, free[node])]
-        if not fitting:
-            return False
-        node = min(fitting, key=lambda each: (free[each].get(_CORES, 0), each))
-        free[node] = {name: left - amounts.get(name, 0) for name, left in free[node].items()}
-    return True
+    return placed([Demanded(amounts, tuple(nodes)) for amounts, nodes in demands], capacities) is not None
 
 
 def within(grants: Sequence[Grant], limit: int) -> Sequence[Grant]:

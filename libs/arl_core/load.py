@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from arl_core.curves import units_of
 from arl_core.fairness import total_amounts
+from arl_core.model import ActionClass
 from arl_core.snapshot import Snapshot
 from arl_core.stragglers import UNCOUNTED
 from arl_core.waiting import Bucket
@@ -89,10 +90,10 @@ class Loads:
     def _counted(self, buckets: Iterable[Bucket]) -> dict[str | None, tuple[int, float]]:
         found: dict[str | None, tuple[int, float]] = {}
         for bucket in buckets:
-            curve = self._snapshot.curves.of(bucket.cls)
-            waiting = len(bucket) if bucket.key.gang is None else 1 + len(bucket.first[3].together)
-            count, area = found.get(curve.resource, (0, 0.0))
-            found[curve.resource] = (count + waiting, area + waiting * curve.area_s)
+            for cls, waiting in _classes(bucket):
+                curve = self._snapshot.curves.of(cls)
+                count, area = found.get(curve.resource, (0, 0.0))
+                found[curve.resource] = (count + waiting, area + waiting * curve.area_s)
         return found
 
     def _rests(self, node: int, resource: str | None) -> list[tuple[float, float]]:
@@ -111,3 +112,11 @@ class Loads:
             ]
             known = self._running[node, resource] = sorted(found)
         return known
+
+
+def _classes(bucket: Bucket) -> Iterable[tuple[ActionClass, int]]:
+    """Of what waits in it, and how many of each; a gang's members are of several."""
+    if bucket.key.gang is None:
+        return [(bucket.cls, len(bucket))]
+    head = bucket.first[3]
+    return [(member.cls, 1) for member in (head, *head.together)]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from arl_core.free import FreeAmounts
 from arl_core.gangs import take_together
-from arl_core.model import Amounts, Grant, Plan, action_part, environment_part
+from arl_core.model import Amounts, Grant, Plan, Waiting, action_part, environment_part
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Walk
 
@@ -53,7 +53,7 @@ class FirstComeFirstServed:
         walk = Walk(snapshot.waiting.buckets())
         grants: list[Grant] = []
         while (action := walk.head) is not None:
-            started = take_together(free, action, lambda each: free.take(each, each.cls.demand.minimum))
+            started = take_together(free, action) if action.together else _alone(free, action)
             if started is None:
                 walk.leave_bucket()
             else:
@@ -66,3 +66,8 @@ class FirstComeFirstServed:
 
     def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
         return action_part(amounts) if at_home else dict(amounts)
+
+
+def _alone(free: FreeAmounts, action: Waiting) -> list[Grant] | None:
+    grant = free.take(action, action.cls.demand.minimum)
+    return None if grant is None else [grant]

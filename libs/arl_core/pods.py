@@ -5,7 +5,6 @@ sized, pods so small that all trajectories fit, and overcommitted pods, all admi
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 from arl_core.free import FreeAmounts
 from arl_core.gangs import take_together
@@ -70,19 +69,23 @@ class StaticPods:
         if not action.together:
             grant = self._start(free, action, pod)
             return None if grant is None else [grant]
-        holds = partial(self.action_holds, at_home=False, in_pod=False)
-        return take_together(free, action, lambda each: self._start(free, each, None), holds=holds)
+        return take_together(free, action, lambda each: self._asks(each, pod=None))
 
     def _start(self, free: FreeAmounts, action: Waiting, pod: Pod | None) -> Grant | None:
-        minimum = action.cls.demand.minimum
         if action.cls.shape is not Shape.DIVISIBLE:
-            return free.take(action, minimum)
+            return free.take(action, action.cls.demand.minimum)
+        amounts, needed = self._asks(action, pod=pod)
+        return free.place(action, amounts, needed=needed, pinned=None if pod is None else pod.node)
+
+    def _asks(self, action: Waiting, *, pod: Pod | None) -> tuple[Amounts, Amounts]:
+        """What it is granted, and what of that is not held yet."""
+        minimum = action.cls.demand.minimum
         amounts = {**minimum, _CORES: self.cpu_milli} if minimum.get(_CORES) else dict(minimum)
         at_home = action.environment is not None
         needed = self.action_holds(amounts, at_home=at_home, in_pod=pod is not None)
         if at_home and pod is None:
             needed |= self.environment_holds(amounts)
-        return free.place(action, amounts, needed=needed, pinned=None if pod is None else pod.node)
+        return amounts, needed
 
 
 def _alike(action: Waiting) -> tuple[int, bool]:

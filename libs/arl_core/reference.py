@@ -80,7 +80,7 @@ class _Round:
 
     def _start_gang(self, action: Waiting, walk: Walk) -> None:
         """Its members get their minimum; nothing is left out of a gang for being better off later."""
-        started = take_together(self._free, action, lambda each: self._free.take(each, each.cls.demand.minimum))
+        started = take_together(self._free, action)
         if started is None:
             walk.leave_bucket()
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from arl_core.curves import Width, best_width, units_of
 from arl_core.fairness import FairWalk, dominant_share
 from arl_core.free import FreeAmounts
-from arl_core.gangs import lacks_what_comes_back, members_of, take_together
+from arl_core.gangs import members_of, take_together, together_if
 from arl_core.load import Loads
 from arl_core.model import Amounts, Grant, Plan, Resizable, Shape, Waiting, action_part, environment_part
 from arl_core.priced_groups import GroupConstants, priced_groups
@@ -131,15 +131,16 @@ class _Round:
 
     def _start_gang(self, action: Waiting, walk: FairWalk, grants: list[Grant]) -> None:
         """All of it at its smallest; where not all fit, nobody starts, and each has his claims by himself."""
-        started = take_together(self._free, action, lambda each: self._free.take(each, each.cls.demand.minimum))
+        started = take_together(self._free, action)
         if started is None:
             self._keep_free_for_gang(action)
             walk.leave_bucket()
             return
         grants += started
-        for grant in started:
-            self._loads.of(grant.node, self._curves.of(action.cls).resource).waiting -= 1
-        walk.advance(sum(self._share_s(action, grant) for grant in started))
+        members = members_of(action)
+        for member, grant in zip(members, started, strict=True):
+            self._loads.of(grant.node, self._curves.of(member.cls).resource).waiting -= 1
+        walk.advance(sum(map(self._share_s, members, started)))
 
     def _keep_free_for_gang(self, action: Waiting) -> None:
         """Who fits of an overdue one keeps his place in this round, until what ends leaves room for all."""
@@ -147,17 +148,24 @@ class _Round:
         if not (is_overdue or self._resizing) or self._gangs_left == 0:
             return
         self._gangs_left -= 1
-        if not lacks_what_comes_back(self._free, action):
-            return
-        for member in members_of(action):
+        could_shrink = self._resizing and bool(together_if(self._free, action, self._widening.could_have))
+        if is_overdue:
+            members = together_if(self._free, action, self._had_if_runs_ended)
+        else:
+            members = members_of(action) if could_shrink else []
+        for member in members:
             grant = self._free.take(member, member.cls.demand.minimum) if is_overdue else None
             if grant is not None:
                 self._widening.keep(grant.node, 0)
                 continue
-            if self._resizing:
+            if could_shrink:
                 self._widening.claim(member)
             if is_overdue:
                 self._keep_free_for(member)
+
+    def _had_if_runs_ended(self, node: int) -> Amounts:
+        """Memory and disk may be an environment's, which ends when somebody else wills."""
+        return {**self._snapshot.pools[node].capacity, **environment_part(self._free.free[node])}
 
     def _has_cores(self, milli: int) -> bool:
         """Whether so many are free anywhere, or could be had."""

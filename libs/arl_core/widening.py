@@ -9,7 +9,7 @@ from arl_core.curves import Curve, Width, units_of
 from arl_core.free import FreeAmounts
 from arl_core.ledger import fits
 from arl_core.load import Loads
-from arl_core.model import Grant, Plan, Resizable, Resize, Running, Waiting, action_part
+from arl_core.model import Amounts, Grant, Plan, Resizable, Resize, Running, Waiting, action_part
 from arl_core.reallocation import Candidate, reallocate
 from arl_core.running import is_resizable
 from arl_core.snapshot import Snapshot
@@ -103,6 +103,10 @@ class Widening:
         """Whether there is a node where so many could be had if others shrank."""
         node = self._most_claimable()
         return node is not None and self._unclaimed(node) >= milli
+
+    def could_have(self, node: int) -> Amounts:
+        """What is free there, and what those who run there could give up besides."""
+        return {**self._free.free[node], _CORES: self._unclaimed(node)}
 
     def _suits(self, node: int, action: Waiting, cores: int) -> bool:
         """Whether all but cores is there, and those could be."""

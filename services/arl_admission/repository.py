@@ -269,6 +269,7 @@ NODE_CAPACITIES = text("""
     select kind, capacity::text as capacity, enforced::text as enforced, templates::text as templates,
            services::text as services
       from nodes
+     order by id
 """)
 
 

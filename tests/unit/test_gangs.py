@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from uuid import UUID
 
 import pytest
@@ -46,6 +47,8 @@ POLICIES: Sequence[Policy] = (
     Spar(),
     Spar(resizing=True),
 )
+AMOUNTS = st.fixed_dictionaries({"cpu_milli": st.integers(0, 4), "memory_mib": st.integers(0, 4)})
+"""Of a node, or that an action asks for."""
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 
 
@@ -147,6 +150,35 @@ class TestWaiting:
         plan = Spar(resizing=True).plan(snapshot)
         assert [resize.amounts["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
 
+    def test_wide_ones_stay_wide_where_a_gang_could_not_start_even_so(self) -> None:
+        elastic = Elastic("cpu_milli", (1000, 2000, 4000), Amdahl(0.9), Resizable.ANY)
+        wide = ActionClass(key=6, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
+        running = [
+            Running(
+                fence=Fence(numbered(50 + n), 1), cls=cls, node=1, amounts={"cpu_milli": 4000}, granted=NOW - 9, task=1,
+                started=NOW - 9, since=NOW - 9,
+            )
+            for n, cls in enumerate((wide, fixed(4)))
+        ]  # fmt: skip
+        pool, curves = a_pool(cpu_milli=8000, free={"cpu_milli": 0}), Curves()
+        curves.now = NOW
+        for size, give_way in ((3, True), (4, False)):
+            snapshot = a_snapshot(queued=[a_gang(1, size)], pools=[pool], running=running)
+            plan = Spar(resizing=True).plan(replace(snapshot, now=NOW, curves=curves))
+            assert [resize.amounts["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
+
+    def test_members_of_which_one_needs_what_one_node_has_start_whatever_their_order(self) -> None:
+        needs = ActionClass(key=8, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 4000, "npu": 4}))
+        first, second = members(1, 2, cores=4)
+        has = {"cpu_milli": 4000, "npu": 4}
+        pools = [replace(a_pool(1, cpu_milli=4000), capacity=has, free=has), a_pool(2, cpu_milli=4000)]
+        gang = replace(first, together=(replace(second, cls=needs),))
+        other = replace(first, cls=needs, together=(second,))
+        for policy in POLICIES:
+            if not isinstance(policy, StaticPods):
+                assert numbers(planned(policy, [gang], *pools)) == [1, 2]
+                assert numbers(planned(policy, [other], *pools)) == [1, 2]
+
     def test_of_two_that_waited_long_one_starts(self) -> None:
         gangs = [a_gang(1, 3, submitted=LONG_AGO), a_gang(11, 3, submitted=LONG_AGO + 1)]
         assert numbers(planned(Spar(), gangs, a_pool(cpu_milli=4000))) == [1, 2, 3]
@@ -221,6 +253,33 @@ class TestRoom:
         assert not together_on([(one, both)] * 4, capacities)
         assert not together_on([(one, [2])] * 2, capacities)
         assert together_on([(one, both), ({"cpu_milli": 2000}, both)], capacities)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_what_needs_what_few_nodes_have_is_not_crowded_out(self, first: int) -> None:
+        plain, special = {"cpu_milli": 4000}, {"cpu_milli": 4000, "npu": 4}
+        capacities = {1 + first: plain, 2 - first: special}
+        assert together_on([(plain, [1, 2]), (special, [1, 2])], capacities)
+        assert together_on([(special, [1, 2]), (plain, [1, 2])], capacities)
+        assert together_on([(plain, [1, 2]), (plain, [1])], {1: plain, 2: plain})
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        nodes=st.lists(AMOUNTS, min_size=1, max_size=3),
+        demands=st.lists(st.tuples(AMOUNTS, st.sets(st.integers(0, 2))), min_size=1, max_size=4),
+    )
+    def test_a_place_for_all_is_found_where_there_is_one(
+        self, nodes: list[dict[str, int]], demands: list[tuple[dict[str, int], set[int]]]
+    ) -> None:
+        wanted = [(amounts, [node for node in sorted(on) if node < len(nodes)]) for amounts, on in demands]
+        possible = any(
+            all(
+                sum(amounts[name] for (amounts, _), at in zip(wanted, places, strict=True) if at == node) <= has
+                for node, capacity in enumerate(nodes)
+                for name, has in capacity.items()
+            )
+            for places in product(*(on for _, on in wanted))
+        )
+        assert together_on(wanted, dict(enumerate(nodes))) is possible
 
     def test_a_gang_is_not_cut_by_the_limit_of_a_round(self) -> None:
         def grants(*gangs: int | None) -> list[Grant]:
