@@ -294,7 +294,7 @@ async def ensure_queue(tx: WriteTx, *, project_id: int, task: str) -> int:
             return int(row.id)
 
 
-async def known_keys(tx: WriteTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[str, UUID]]:
+async def known_keys(tx: ReadTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[str, UUID]]:
     """What each key is bound to: hash of the body and id."""
     rows = await tx.fetch(KNOWN_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
     return {(row.project_id, row.key): (row.body_hash, row.id) for row in rows}

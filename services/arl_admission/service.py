@@ -1,5 +1,6 @@
 """The rules of admission: what is accepted, what is refused and why, what a key stands for."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
-from arl_store.tx import Row, Store, WriteTx
+from arl_store.tx import ReadTx, Row, Store, WriteTx
 from arl_wire.actions import SubmitAction
+from arl_wire.batches import MAX_GANG
 from arl_wire.errors import (
     DemandImpossible,
     FieldError,
@@ -71,15 +73,24 @@ class Admission:
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
         self._inserts: Batcher[AdmitItem, AdmitAnswer] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
+        self._gangs: Batcher[Sequence[AdmitItem], list[AdmitAnswer]] = Batcher(
+            self._insert_gangs, max_batch=1, max_waiting=WAITING // MAX_GANG
+        )
+        self._inserting = asyncio.Lock()
+        """Between the look at a queue's room and the count of what took it."""
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
         await self._refresh_fleet(items)
         answers: list[AdmitAnswer] = []
-        futures = [self._fleet.refusal(item.action) or self._inserts.enqueue(item) for item in items]
+        refusals = await self._refusals(items)
+        futures = [refusals[at] or self._inserts.enqueue(item) for at, item in enumerate(items)]
         for future in futures:
             try:
-                if isinstance(future, TangramError):
+                if isinstance(future, AdmitAnswer):
+                    answers.append(future)
+                    continue
+                if isinstance(future, Exception):
                     raise future
                 answers.append(await future)
             except TangramError as error:
@@ -92,14 +103,16 @@ class Admission:
         await self._refresh_fleet(items)
         refusals = [self._fleet.refusal(item.action) for item in items]
         refused = next(filter(None, refusals), None) or self._fleet.refusal_of_gang([item.action for item in items])
-        if refused is None:
-            try:
-                return AdmitResponse(items=await self._insert_gang(items))
-            except TangramError as error:
-                refused = error
+        try:
+            if refused is None:
+                return AdmitResponse(items=await self._gangs.submit(items))
+            if bound := await self._bound(items):
+                return AdmitResponse(items=[_gang_known(item, bound) for item in items])
+        except TangramError as error:
+            refused, refusals = error, []
         self._metrics.refused.labels(refused.code).inc(len(items))
         others = GangRefused(f"all of a gang start or none does, and of this one another is refused: {refused.detail}")
-        answers = [(own or others if any(refusals) else refused) for own in refusals]
+        answers = [own or others for own in refusals] if any(refusals) else [refused] * len(items)
         return AdmitResponse(items=[AdmitAnswer(problem=answer.problem()) for answer in answers])
 
     async def cancel(self, wish: CancelWish) -> WishAnswer:
@@ -146,6 +159,7 @@ class Admission:
 
     async def drain(self) -> None:
         await self._inserts.drain()
+        await self._gangs.drain()
 
     def _hint_wishes(self, count: int) -> None:
         if count:
@@ -164,10 +178,30 @@ class Admission:
             rows = await repository.node_capacities(tx)
         self._fleet.read(rows)
 
+    async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer | Exception | None]:
+        """Why no node could ever run them. One that is there already is what its key stands for, whatever nodes are."""
+        refusals = [self._fleet.refusal(item.action) for item in items]
+        refused = [item for item, refusal in zip(items, refusals, strict=True) if refusal is not None]
+        bound = await self._bound(refused)
+        return [
+            refusal and (_answered(item, None, inserted={}, bound=bound) if _key_of(item) in bound else refusal)
+            for item, refusal in zip(items, refusals, strict=True)
+        ]
+
+    async def _bound(self, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
+        if all(item.key is None for item in items):
+            return {}
+        async with self._store.read() as tx:
+            return await self._bound_keys(tx, items)
+
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
-        await self._backlog.look(Counter(self._queue_of(item) for item in items))
+        async with self._inserting:
+            await self._backlog.look(Counter(self._queue_of(item) for item in items))
+            return await self._insert_fitting(items)
+
+    async def _insert_fitting(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         async with self._store.statement() as tx:
             # What is refused here binds no key, so that the same request may succeed later.
             refused = await self._unlike_home(tx, items) | await self._over_limit(tx, items)
@@ -181,9 +215,16 @@ class Admission:
             for at in range(len(items))
         ]
 
+    async def _insert_gangs(self, gangs: Sequence[Sequence[AdmitItem]]) -> Sequence[list[AdmitAnswer]]:
+        return [await self._insert_gang(items) for items in gangs]
+
     async def _insert_gang(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer]:
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
-        await self._backlog.look(Counter(self._queue_of(item) for item in items))
+        async with self._inserting:
+            await self._backlog.look(Counter(self._queue_of(item) for item in items))
+            return await self._insert_whole(items)
+
+    async def _insert_whole(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer]:
         async with self._store.write() as tx:
             if bound := await self._bound_keys(tx, items):
                 return [_gang_known(item, bound) for item in items]
@@ -194,6 +235,7 @@ class Admission:
             rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
             if len(rows) < len(new):
                 raise Unavailable("this Idempotency-Key is used by others this very moment; try again", retry_after_s=1)
+        self._failpoints.hit("admission.after_commit")
         self._announce(new, rows)
         return [AdmitAnswer(id=action.id, created=True) for action in new]
 
@@ -225,7 +267,7 @@ class Admission:
             self._backlog.inserted(Counter(action.queue_id for action in there))
             self._hint([_queued(action, rows[action.id]) for action in there])
 
-    async def _bound_keys(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
+    async def _bound_keys(self, tx: ReadTx, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
         """What the keys of these items stand for: hash of the body and id."""
         keys = {(item.project_id, item.key) for item in items if item.key is not None}
         return await repository.known_keys(tx, sorted(keys)) if keys else {}
@@ -286,6 +328,10 @@ class Admission:
         """Nothing is refused by memory: an environment of that name may be another by now."""
         seen_at, home = self._homes.get(name, (float("-inf"), None))
         return now - seen_at < HOMES_REFRESH_S and home is not None and _unlike(action, home) is None
+
+
+def _key_of(item: AdmitItem) -> tuple[int, str | None]:
+    return item.project_id, item.key
 
 
 def _answered(

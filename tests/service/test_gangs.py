@@ -1,5 +1,6 @@
 """Gangs on a real Postgres: admitted in one commit, granted in one commit, gone together while they wait."""
 
+import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -165,6 +166,30 @@ class TestAdmission:
             admission = Admission(store, RecordingPeers(), settings)
             assert codes(await admission.admit_gang([item(rows)] * 3)) == ["queue_full"] * 3
             assert codes(await admission.admit_gang([item(rows)] * 2)) == [None] * 2
+
+    async def test_gangs_that_come_at_once_fill_a_queue_and_no_more(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            settings = SETTINGS.model_copy(update={"queue_limit": 8})
+            admission = Admission(store, RecordingPeers(), settings)
+            gangs = [admission.admit_gang([item(rows)] * 3) for _ in range(6)]
+            singles = [admission.admit([item(rows)] * 3) for _ in range(6)]
+            await asyncio.gather(*gangs, *singles)
+            assert await rows.value("select count(*) from actions") == 8
+
+    async def test_what_is_there_is_answered_under_its_key_though_nodes_shrank(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node(cores=4)
+            gang, alone = [item(rows, key=f"k:{n}") for n in range(4)], [item(rows, key="s", demand={"cpu": 2})]
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            first, single = await admission.admit_gang(gang), await admission.admit(alone)
+            await rows.unguarded("""update nodes set capacity = capacity || '{"cpu_milli": 1000}'""")
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            assert [each.id for each in (await admission.admit_gang(gang)).items] == [each.id for each in first.items]
+            assert (await admission.admit(alone)).items[0].id == single.items[0].id
+            other = [each.model_copy(update={"body_hash": "11"}) for each in (*gang, *alone)]
+            assert codes(await admission.admit_gang(other[:4])) == ["idempotency_key_reused"] * 4
+            assert codes(await admission.admit(other[4:])) == ["idempotency_key_reused"]
+            assert codes(await admission.admit([item(rows, demand={"cpu": 2})])) == ["demand_impossible"]
 
 
 async def is_granted(rows: Rows, action: UUID) -> bool:
