@@ -1,7 +1,7 @@
 """What the registered nodes have and enforce, for refusing what can never run."""
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from arl_admission.normalise import CAPABILITY_OF, demand_of
@@ -20,7 +20,7 @@ from arl_wire.errors import (
 )
 from arl_wire.internal import AdmitItem
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "impossible"]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Fleet:
             return _unknown_template(template, self.nodes)
         wide_enough = [node for node in having if fits(needed, node.capacity)]
         if not wide_enough:
-            return _impossible(needed, [node.capacity for node in having])
+            return impossible(needed, [node.capacity for node in having])
         wanted = {CAPABILITY_OF[name] for name in action.require}
         if not any(wanted <= node.enforced for node in wide_enough):
             message = f"no node that is large enough enforces {', '.join(sorted(action.require))}"
@@ -109,13 +109,15 @@ def _unknown_service(name: str | None, known: Set[str] | None) -> ServiceUnknown
     return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
 
 
-def _impossible(needed: dict[str, int], capacities: Sequence[dict[str, int]]) -> DemandImpossible:
+def impossible(
+    needed: Mapping[str, int], capacities: Sequence[Mapping[str, int]], *, who: str = "the largest node"
+) -> DemandImpossible:
     largest = {resource: max(capacity.get(resource, 0) for capacity in capacities) for resource in needed}
     names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
     errors = [
         FieldError(
             field=names.get(resource, f"demand.resources.{resource}"),
-            message=f"asks for {_shown(resource, amount)}, the largest node has {_shown(resource, largest[resource])}",
+            message=f"asks for {_shown(resource, amount)}, {who} has {_shown(resource, largest[resource])}",
         )
         for resource, amount in needed.items()
         if amount > largest[resource]

@@ -1,19 +1,20 @@
 """The statements of admission."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import text
 
+from arl_admission.homes import SIZE, Home
 from arl_admission.normalise import NewAction
 from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, Row, WriteTx
 from arl_wire.internal import ChangeNodeWish, ChangeProjectWish, ChangeQueueWish
 
 __all__ = [
-    "Home",
     "change_node",
     "change_project",
     "change_queue",
@@ -34,14 +35,6 @@ __all__ = [
     "wish_cancel",
     "wish_end_of_snapshot",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """A living environment, as its first use made it."""
-
-    template: str
-    size: dict[str, int]
 
 
 ENSURE_QUEUE = text("""
@@ -195,8 +188,9 @@ WISH_CANCEL_OF_TRAJECTORY = text("""
 """)
 
 ENVIRONMENTS_NAMED = text("""
-    select e.queue_id, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids
+    select e.queue_id, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids, n.capacity::text as capacity
       from environments as e
+      join nodes as n on n.id = e.node_id
       join unnest(cast(:queue_ids as int[]), cast(:trajectories as text[])) as asked (queue_id, trajectory)
      using (queue_id, trajectory)
      where e.ended_at is null
@@ -272,7 +266,6 @@ NODE_CAPACITIES = text("""
      order by id
 """)
 
-
 TABLE_SIZES = text("""
     select name, sum(pg_total_relation_size(relid))::bigint as bytes
       from unnest(array['actions', 'action_specs', 'action_results']) as name,
@@ -347,7 +340,7 @@ async def environments_named(tx: ReadTx, names: Sequence[tuple[int, str]]) -> di
     )
     return {
         (row.queue_id, row.trajectory): Home(
-            row.template, {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib, "pids": row.pids}
+            row.template, {name: getattr(row, name) for name in SIZE}, json.loads(row.capacity)
         )
         for row in rows
     }

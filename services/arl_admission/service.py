@@ -9,9 +9,9 @@ from uuid import UUID
 from arl_admission import repository
 from arl_admission.backlog import Backlog
 from arl_admission.fleet import Fleet
+from arl_admission.homes import Home, unlike
 from arl_admission.metrics import AdmissionMetrics
 from arl_admission.normalise import NewAction, normalise
-from arl_admission.repository import Home
 from arl_admission.settings import AdmissionSettings
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
@@ -22,15 +22,12 @@ from arl_store.tx import ReadTx, Row, Store, WriteTx
 from arl_wire.actions import SubmitAction
 from arl_wire.batches import MAX_GANG
 from arl_wire.errors import (
-    DemandImpossible,
     FieldError,
     GangRefused,
     IdempotencyKeyReused,
     QueueFull,
     TangramError,
     Unavailable,
-    Unprocessable,
-    ValidationFailed,
 )
 from arl_wire.internal import (
     AdmitAnswer,
@@ -321,13 +318,13 @@ class Admission:
         if len(self._homes) > HOMES_REMEMBERED:
             self._homes.clear()
         self._homes |= {name: (now, home) for name, home in homes.items()}
-        refusals = {at: _unlike(items[at].action, homes.get(name)) for at, name in names.items()}
+        refusals = {at: unlike(items[at].action, homes.get(name)) for at, name in names.items()}
         return {at: error for at, error in refusals.items() if error is not None}
 
     def _fits_as_seen(self, action: SubmitAction, name: tuple[int, str], now: float) -> bool:
         """Nothing is refused by memory: an environment of that name may be another by now."""
         seen_at, home = self._homes.get(name, (float("-inf"), None))
-        return now - seen_at < HOMES_REFRESH_S and home is not None and _unlike(action, home) is None
+        return now - seen_at < HOMES_REFRESH_S and home is not None and unlike(action, home) is None
 
 
 def _key_of(item: AdmitItem) -> tuple[int, str | None]:
@@ -362,25 +359,6 @@ def _gang_known(item: AdmitItem, bound: Mapping[tuple[int, str], tuple[str, UUID
     if id is None or body_hash != item.body_hash:
         raise _key_reused()
     return AdmitAnswer(id=id)
-
-
-def _unlike(action: SubmitAction, home: Home | None) -> Unprocessable | None:
-    if home is None:
-        return None
-    if action.environment.template not in (None, home.template):
-        message = f"the environment was made from {home.template!r}; end the trajectory for another"
-        return ValidationFailed(message, errors=[FieldError(field="environment.template", message=message)])
-    errors = [
-        FieldError(
-            field=f"demand.{name}", message=f"asks for {getattr(action.demand, name)}, the environment has {has}"
-        )
-        for name, has in home.size.items()
-        if getattr(action.demand, name) > has
-    ]
-    if not errors:
-        return None
-    detail = "; ".join(f"{error.field} {error.message}" for error in errors)
-    return DemandImpossible(f"{detail}; its first action set its size, end the trajectory for another", errors=errors)
 
 
 def _queue_full(task: str, limit: int) -> QueueFull:

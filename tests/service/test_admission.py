@@ -215,6 +215,22 @@ class TestRefusals:
             assert answer.problem.errors[0].field == "environment.template"
             assert "was made from 'debian'" in answer.problem.detail
 
+    async def test_what_the_node_of_a_living_environment_lacks_is_refused(self, database: str) -> None:
+        """It stays there, and another node is of no use to it."""
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            here = await rows.node("here", cores=2)
+            there = await rows.node("there", cores=8)
+            await rows.unguarded("""update nodes set capacity = capacity || '{"npu": 4}' where id = $1""", there)
+            await rows.environment("x", here, memory_mib=512, disk_mib=128, pids=256)
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            for demand, field in (({"resources": {"npu": 1}}, "demand.resources.npu"), ({"cpu": 4}, "demand.cpu")):
+                at_home = an_item(rows, trajectory="x", environment={"scope": "trajectory"}, demand=demand)
+                (answer,) = (await admission.admit([at_home])).items
+                assert answer.problem is not None
+                assert (answer.problem.code, answer.problem.errors[0].field) == ("demand_impossible", field)
+                await admitted(admission, an_item(rows, trajectory="y", demand=demand))
+            await admitted(admission, an_item(rows, trajectory="x", environment={"scope": "trajectory"}))
+
     async def test_more_than_the_living_environment_has_is_refused_and_its_key_stays_free(self, database: str) -> None:
         """A key that stood for an action nobody inserted would answer with its id for a day."""
         async with rows_in(database) as rows, store_of(database, "admission") as store:
