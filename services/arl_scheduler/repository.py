@@ -174,12 +174,16 @@ GRANT = text("""
                 or exists (select from environments as e where e.id = d.environment_id and e.node_id = d.node_id))
          order by a.id
            for no key update of a
+    ), asked as (
+        select gang, count(*) as members from unnest(cast(:gangs as uuid[])) as g (gang) group by gang
+    ), counted as (
+        select *, count(*) over (partition by gang) as members from possible
     ), decided as (
-        select *
-          from possible as d
+        select d.*
+          from counted as d
+          left join asked using (gang)
          where d.gang is null
-            or (select count(*) from possible as mate where mate.gang = d.gang)
-             = (select count(*) from unnest(cast(:gangs as uuid[])) as asked (gang) where asked.gang = d.gang)
+            or d.members = asked.members
     )
     update actions as a
        set state = 'granted', grant_no = d.grant_no, node_id = d.node_id, node_epoch = d.node_epoch,
