@@ -14,7 +14,9 @@ MAX_GANG = 256
 GANG = (
     "All of them start in one moment, or none does: 2 to 256 actions of kind `exec`, of one task and priority, each in"
     " a fresh environment. They are also refused together; and while they wait, one that is cancelled or whose deadline"
-    " passes takes the others with it (`gang_cancelled`, `gang_deadline`). Started, each goes its own way"
+    " passes takes the others with it (`gang_cancelled`, `gang_deadline`). Granted, each goes its own way: one whose"
+    " grant is lost, even before its program starts, is queued again and starts by itself, as late as any other, while"
+    " the others run; programs that wait for each other need a time limit of their own"
 )
 
 
