@@ -201,13 +201,13 @@ class Index:
         """What settles as it waits for others of its gang that left the queue before this index was built."""
         return self._waiting.torn()
 
-    def line(self, name: Name) -> list[Waiting]:
-        """What waits in an environment, in order; nothing where that is about to end or its queue is paused."""
+    def line(self, name: Name, *, first: int, limit: int) -> list[Waiting]:
+        """What waits in an environment from the `first` on; nothing where that is about to end or its queue paused."""
         home = self._homes.get(name)
         if home is None or home.gone or home.deleted or name[0] in self._paused:
             return []
         environment = Environment(id=home.id, node=home.node)
-        return [replace(self._queued[each], environment=environment) for each in home.line]
+        return [replace(self._queued[each], environment=environment) for each in home.line[first : first + limit]]
 
     def overdue(self, now: float) -> dict[UUID, str | None]:
         """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""

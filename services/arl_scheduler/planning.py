@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import time
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
 from arl_core.forecast import Forecasting, Present, Working
 from arl_core.model import Demand, Waiting
@@ -20,7 +20,7 @@ from arl_wire.plans import CapacityPlan, PlanForecast, PlanQuestion
 __all__ = ["ROUND", "Planning"]
 
 SIMULATED = 2000
-"""Waiting actions, at most: they are copied in one go."""
+"""Waiting actions, at most, the members of gangs among them: they are copied in one go."""
 ROUND = 100
 """Grants of one simulated round, between which the leader's own have their turn."""
 WORK_S = 4.0
@@ -99,14 +99,27 @@ def _present(index: Index, snapshot: Snapshot) -> Present:
 
 def _waiting(index: Index, snapshot: Snapshot) -> list[Waiting]:
     """Who may start, in order of arrival, and who comes after each in its environment."""
-    found = list(islice(snapshot.waiting.in_order(), SIMULATED))
+    found = list(_first(snapshot.waiting.in_order()))
+    room = SIMULATED - sum(1 + len(action.together) for action in found)
     behind = {action.trajectory: 1 for action in found if action.environment is not None}
     busy = {hold.home: 0 for hold in index.holds if hold.home is not None}
     for name, first in (behind | busy).items():
-        if len(found) >= SIMULATED:
+        if room <= 0:
             break
-        found += index.line(name)[first:] if name is not None else []
-    return found[:SIMULATED]
+        line = index.line(name, first=first, limit=room) if name is not None else []
+        found += line
+        room -= len(line)
+    return found
+
+
+def _first(actions: Iterable[Waiting]) -> Iterator[Waiting]:
+    """As many as are simulated; a gang counts as all of its members, and is taken whole or not."""
+    room = SIMULATED
+    for action in actions:
+        room -= 1 + len(action.together)
+        if room < 0:
+            return
+        yield action
 
 
 def _changed(present: Present, ask: PlanAsk) -> Present:

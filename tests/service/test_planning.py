@@ -15,7 +15,7 @@ from arl_core.spar import Spar
 from arl_scheduler.planning import SIMULATED, Planning
 from arl_scheduler.rounds import Rounds
 from arl_wire.errors import Conflict, Unavailable
-from arl_wire.internal import PlanAsk
+from arl_wire.internal import GangBody, PlanAsk
 from arl_wire.plans import PlanQuestion
 from support.builders import a_queued_row, numbered
 from support.conditions import eventually
@@ -97,6 +97,18 @@ async def test_a_flood_is_cut_and_said_to_be(database: str) -> None:
         view[0].admit([a_queued_row(number) for number in range(1, SIMULATED + 11)])
         found = (await Planning(leader, Spar()).plan(asked())).as_is
         assert (found.waiting, found.simulated) == (SIMULATED + 10, SIMULATED)
+
+
+async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        await until_known(leader, 0)
+        view = leader.view()
+        assert view is not None
+        gangs = [GangBody(id=numbered(number), size=SIMULATED * 2 // 5) for number in range(1, 4)]
+        for number, gang in enumerate(gangs):
+            view[0].admit([a_queued_row(number * SIMULATED + at, gang=gang) for at in range(1, gang.size + 1)])
+        found = (await Planning(leader, Spar()).plan(asked())).as_is
+        assert (found.waiting, found.simulated) == (SIMULATED * 6 // 5, SIMULATED * 4 // 5)
 
 
 async def test_static_pods_have_no_plan(database: str) -> None:
