@@ -27,7 +27,7 @@ __all__ = ["AT_ONCE", "Forecast", "Forecasting", "Present", "Working"]
 TOGETHER_S = 0.01
 """What ends within so long is one moment, and one round follows."""
 AT_ONCE = 1000
-"""Running actions that are taken in by one step."""
+"""Running actions that are taken in, or end, in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +103,25 @@ class Forecasting:
         self._waits: list[float] = []
         self._starts_now = 0
         self._begun = False
+        self._until: float | None = None
+        """The end of the moment that is being gone through."""
         self._beginning = iter(present.working)
 
     def step(self) -> bool:
         """One round, and on to what ends next. False where nothing more would happen.
 
-        The first steps only take in what runs, `AT_ONCE` in each.
+        The first steps only take in what runs, and those between two rounds what ends: `AT_ONCE` in each.
         """
         if not self._begun:
             self._begin()
             return True
-        if self._round():
-            return True
-        if not self._queued or not self._events:
-            return False
-        self._advance()
+        if self._until is None:
+            if self._round():
+                return True
+            if not self._queued or not self._events:
+                return False
+            self._until = self._events[0][0] + TOGETHER_S
+        self._advance(self._until)
         return True
 
     def forecast(self) -> Forecast:
@@ -179,9 +183,11 @@ class Forecasting:
             shares=self._accounts.shares,
         )
 
-    def _advance(self) -> None:
-        until = self._events[0][0] + TOGETHER_S
-        while self._events and self._events[0][0] <= until:
+    def _advance(self, until: float) -> None:
+        for _ in range(AT_ONCE):
+            if not self._events or self._events[0][0] > until:
+                self._until = None
+                return
             ends, action_id = heappop(self._events)
             if self._ends.get(action_id) == ends:
                 self._now = max(self._now, ends)

@@ -119,12 +119,12 @@ class TestForecast:
         assert foreseen(cell, Spar(resizing=True)).drained_s == 0.0
         assert foreseen(cell, Spar()).drained_s == pytest.approx(99.0)
 
-    def test_many_that_run_are_taken_in_over_several_steps(self) -> None:
+    def test_many_that_run_are_taken_in_and_end_over_several_steps(self) -> None:
         count, amounts = AT_ONCE + 1, {"cpu_milli": 1000}
         working = [Working(running(10 + n, cls=fixed(), since=NOW - 0.5, amounts=amounts)) for n in range(count)]
         pool = a_pool(cpu_milli=1000 * count, free={"cpu_milli": 0})
         forecasting = Forecasting(present([an_action(1, cls=fixed())], pool, working=working), FCFS, limit=LIMIT)
-        assert [forecasting.step() for _ in range(5)] == [True, True, True, False, False]
+        assert [forecasting.step() for _ in range(6)] == [True, True, True, True, False, False]
         assert forecasting.forecast().mean_wait_s == 0.5
 
     def test_a_round_that_was_cut_short_is_followed_by_another(self) -> None:

@@ -262,6 +262,12 @@ class TestRoom:
         assert together_on([(special, [1, 2]), (plain, [1, 2])], capacities)
         assert together_on([(plain, [1, 2]), (plain, [1])], {1: plain, 2: plain})
 
+    def test_another_node_is_tried_where_the_tightest_leads_nowhere(self) -> None:
+        names = ("cpu_milli", "memory_mib")
+        demands = [(dict(zip(names, amounts, strict=True)), [1, 2]) for amounts in ((1, 2), (4, 1), (2, 1))]
+        capacities = {1: dict(zip(names, (6, 2), strict=True)), 2: dict(zip(names, (5, 3), strict=True))}
+        assert together_on(demands, capacities)
+
     @settings(max_examples=200, deadline=None)
     @given(
         nodes=st.lists(AMOUNTS, min_size=1, max_size=3),
