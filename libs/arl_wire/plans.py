@@ -1,8 +1,9 @@
 """What would be: `GET /v1/admin/plan`."""
 
+import re
 from typing import Annotated
 
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
 
 from arl_wire.actions import MAX_MIB, Cpu
 from arl_wire.base import Strict
@@ -17,7 +18,16 @@ MAX_NAMES = 100
 MAX_WAVE = 1000
 
 NodeName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
-CoresText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,8}(\.[0-9]{1,3})?%?$")]
+CORES = r"^[0-9]{1,8}(\.[0-9]{1,3})?%?$"
+
+
+def _says_cores(given: object) -> object:
+    if isinstance(given, str) and not re.fullmatch(CORES, given):
+        raise ValueError("is a number of cores, or a part of those that there are, such as 75%")
+    return given
+
+
+CoresText = Annotated[str, StringConstraints(pattern=CORES), BeforeValidator(_says_cores)]
 
 
 class PlanQuestion(Strict):

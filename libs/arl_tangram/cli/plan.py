@@ -45,7 +45,8 @@ def plan(
             seconds=seconds,
         )
     except ValidationError as error:
-        fail("; ".join(f"{_option(each['loc'])}{each['msg']}" for each in error.errors()), EXIT_USAGE)
+        said = (f"{_option(each['loc'])}{each['msg'].removeprefix('Value error, ')}" for each in error.errors())
+        fail("; ".join(said), EXIT_USAGE)
     with connected(directory) as tangram:
         found = tangram.plan(question)
     if output is Format.JSON:
