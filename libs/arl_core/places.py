@@ -73,8 +73,12 @@ class _Search:
         self._free = {node: dict(free[node]) for group in groups for node in group.nodes}
         total = total_amounts(self._free.values())
         self._total = {name: total.get(name) or 1 for group in groups for name in group.amounts}
+        self._kept = {node: self._kept_by(node) for node in self._free}
+        """How much a node has of all that any of them needs, against what there is."""
         self._suiting = [frozenset(group.nodes) for group in groups]
-        self._looks = LOOKS
+        self._looks = 0
+        self._most: int | None = None
+        """Looks, once a place had to be taken back."""
         self.chosen: list[list[int]] = [[] for _ in groups]
 
     def place_from(self, number: int) -> bool:
@@ -83,8 +87,8 @@ class _Search:
             return True
         amounts = self._groups[number].amounts
         nodes = [node for node in self._groups[number].nodes if fits(amounts, self._free[node])]
-        self._looks -= len(nodes)
-        return self._fill(number, sorted(nodes, key=lambda node: (self._kept(node), node)), 0)
+        self._looks += len(nodes)
+        return self._fill(number, sorted(nodes, key=lambda node: (self._kept[node], node)), 0)
 
     def _fill(self, number: int, nodes: Sequence[int], first: int) -> bool:
         """What is left of a group, on these nodes from the `first` on, and then the next groups."""
@@ -93,7 +97,7 @@ class _Search:
             return self.place_from(number + 1)
         tried: list[int] = []
         for place in range(first, len(nodes)):
-            node, self._looks = nodes[place], self._looks - 1
+            node, self._looks = nodes[place], self._looks + 1
             if not fits(group.amounts, self._free[node]) or any(self._is_same(node, other) for other in tried):
                 continue
             self._spend(node, group.amounts, 1)
@@ -102,7 +106,8 @@ class _Search:
                 return True
             chosen.pop()
             self._spend(node, group.amounts, -1)
-            if self._looks <= 0 or number == len(self._groups) - 1:
+            self._most = self._most or self._looks + LOOKS
+            if self._looks >= self._most or number == len(self._groups) - 1:
                 return False
             tried.append(node)
         return False
@@ -111,9 +116,9 @@ class _Search:
         for name, amount in amounts.items():
             if amount:
                 self._free[node][name] -= times * amount
+        self._kept[node] = self._kept_by(node)
 
-    def _kept(self, node: int) -> float:
-        """How much a node has of all that any of them needs, against what there is."""
+    def _kept_by(self, node: int) -> float:
         free = self._free[node]
         return sum(free.get(name, 0) / whole for name, whole in self._total.items())
 
