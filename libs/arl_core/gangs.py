@@ -28,11 +28,9 @@ def take_together(
     """
     members = members_of(action)
     asked = [asks(member) for member in members]
-    nodes_of: dict[int, list[int]] = {}
-    for member, (_, needed) in zip(members, asked, strict=True):
-        if member.cls.key not in nodes_of:
-            nodes_of[member.cls.key] = free.nodes_for(member.cls, needed)
-    demands = [Demanded(needed, nodes_of[member.cls.key]) for member, (_, needed) in zip(members, asked, strict=True)]
+    classes = {member.cls.key: (member.cls, needed) for member, (_, needed) in zip(members, asked, strict=True)}
+    suiting = {key: tuple(free.nodes_for(*each)) for key, each in classes.items()}
+    demands = [Demanded(needed, suiting[each.cls.key]) for each, (_, needed) in zip(members, asked, strict=True)]
     nodes = placed(demands, free.free)
     if nodes is None:
         return None
@@ -50,9 +48,9 @@ def together_if(free: FreeAmounts, action: Waiting, available: Callable[[int], A
     """
     members = members_of(action)
     amounts = {node: available(node) for node in free.open_nodes()}
-    demands = [
-        Demanded(each.cls.demand.minimum, [node for node in amounts if free.suits(node, each.cls)]) for each in members
-    ]
+    classes = {member.cls.key: member.cls for member in members}
+    suiting = {key: tuple(node for node in amounts if free.suits(node, cls)) for key, cls in classes.items()}
+    demands = [Demanded(member.cls.demand.minimum, suiting[member.cls.key]) for member in members]
     if placed(demands, amounts) is None:
         return []
     return [members[at] for at in hardest_first(demands, amounts)]

@@ -16,7 +16,7 @@ LOOKS = 5_000
 @dataclass(frozen=True, slots=True)
 class Demanded:
     amounts: Amounts
-    nodes: Sequence[int]
+    nodes: tuple[int, ...]
     """That suit it, whatever they have free."""
 
 
@@ -55,7 +55,7 @@ class _Alike:
 def _groups(demands: Sequence[Demanded], free: Mapping[int, Amounts]) -> list[_Alike]:
     found: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], _Alike] = {}
     for at, each in enumerate(demands):
-        key = (tuple(sorted(each.amounts.items())), tuple(each.nodes))
+        key = (tuple(sorted(each.amounts.items())), each.nodes)
         if key not in found:
             found[key] = _Alike(each.amounts, [node for node in each.nodes if fits(each.amounts, free[node])])
         found[key].at.append(at)
