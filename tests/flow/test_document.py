@@ -137,7 +137,7 @@ BOUNDED = settings(derandomize=True, deadline=None, database=None, suppress_heal
 
 
 @SCHEMA.parametrize()
-@settings(BOUNDED, max_examples=15)
+@settings(BOUNDED, max_examples=6)
 def test_every_answer_is_a_documented_one(
     case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]
 ) -> None:

@@ -3,10 +3,13 @@
 import asyncio
 import signal
 
+import pytest
+
 from arl_tangram import AsyncTangram
 from support.system import API_KEY, running_system
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_stops_answers_whoever_waits(database: str) -> None:
     async with running_system(database) as system, system.client() as client:
         id = (await client.post("/v1/actions", json={"task": "t", "argv": ["sleep", "60"]})).json()["id"]
@@ -23,6 +26,7 @@ async def test_a_gateway_that_stops_answers_whoever_waits(database: str) -> None
             await asyncio.to_thread(system.processes["gateway"].wait)
 
 
+@pytest.mark.slow
 async def test_a_client_that_waits_rides_out_a_restart_of_the_gateway(database: str) -> None:
     async with running_system(database) as system, AsyncTangram(system.url, API_KEY) as tangram:
         running = asyncio.create_task(tangram.run(task="t", argv=["sleep", "2"]))

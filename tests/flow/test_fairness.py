@@ -38,6 +38,7 @@ async def submit(client: httpx.AsyncClient, action: dict[str, Any], count: int) 
     return ids
 
 
+@pytest.mark.slow
 async def test_projects_with_weights_of_3_and_1_get_3_and_1(database: str) -> None:
     async with running_system(database, cores=4) as system, system.client() as ours, another_project(system) as other:
         answer = await ours.patch("/v1/admin/projects/default", json={"weight": 3})
@@ -68,6 +69,7 @@ async def test_an_action_of_priority_overtakes_ten_thousand(database: str) -> No
         assert before <= 2, "at most what a round under way had chosen"
 
 
+@pytest.mark.slow
 async def test_a_deadline_that_cannot_be_met_is_answered_before_it_passes(database: str) -> None:
     async with running_system(database, cores=8) as system, system.client() as api:
         known = sleeps(1.5, profile="long")

@@ -188,6 +188,7 @@ class TestSystem:
         assert "tangram up" in done.stderr
 
 
+@pytest.mark.slow
 class TestTemplates:
     def test_an_image_is_imported_used_and_removed_while_the_system_is_up(
         self, machine: Machine, tmp_path: Path

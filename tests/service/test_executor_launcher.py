@@ -99,6 +99,7 @@ class TestReconnect:
         await manager.close()
 
 
+@pytest.mark.slow
 class TestLoad:
     async def test_many_starts_at_once_all_report(self, bench: Bench) -> None:
         # bubblewrap starts an interpreter for each, and all at once: 400 take longer than a set-up may on two cores.
