@@ -48,17 +48,20 @@ from arl_store.wake import Listener
 __all__ = ["build"]
 
 ROUTERS = (
-    *(
-        submit_router,
-        router,
-        trajectories,
-        live_router,
-        environment_router,
-        archive_router,
-        snapshot_router,
-        reward_router,
-    ),
-    *(trace_router, explain_router, admin, node_router, project_router, plan_router),
+    submit_router,
+    router,
+    trajectories,
+    live_router,
+    environment_router,
+    archive_router,
+    snapshot_router,
+    reward_router,
+    trace_router,
+    explain_router,
+    admin,
+    node_router,
+    project_router,
+    plan_router,
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""

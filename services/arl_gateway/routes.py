@@ -135,7 +135,8 @@ KeyService = Annotated[KeyAdmin, Depends(_key_admin)]
 EnvironmentService = Annotated[Environments, Depends(_environments)]
 QueueService = Annotated[QueueAdmin, Depends(_queue_admin)]
 KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
-Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait for the outcome")]
+MAX_WAIT_S = 55
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome")]
 IdempotencyKey = Annotated[
     str | None, Header(alias="Idempotency-Key", description="Makes a repeated request harmless for 24 h")
 ]
