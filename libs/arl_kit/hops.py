@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from arl_kit.app import validation_failed
 from arl_kit.settings import ServiceSettings
+from arl_kit.streamed import ReadToEnd
 from arl_wire.errors import Unauthenticated
 
 __all__ = ["Hops"]
@@ -65,6 +66,7 @@ class Hops:
             return await serve(request)
 
         route = Route(path, checked, methods=["POST"])
+        route.app = ReadToEnd(route.app)
         self.routes.append(route)
 
     def _check(self, request: Request) -> None:

@@ -1,0 +1,89 @@
+"""An answer that comes before the end of what is sent is heard, not lost with the connection."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
+
+import pytest
+import uvicorn
+from pydantic import SecretStr
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from arl_kit.app import create_app
+from arl_kit.hops import Hops
+from arl_kit.metrics import Metrics
+from arl_kit.peers import Peers
+from arl_kit.settings import ServiceSettings
+from arl_wire.errors import Conflict
+
+TOKEN = "a" * 32
+CHUNKS = 128
+LATEST_S = 20.0
+
+
+@contextlib.contextmanager
+def refusing(answered: threading.Event) -> Iterator[str]:
+    """The address of a service that refuses a body after its first bytes, and says when it has."""
+    accept = {"gateway": sha256(TOKEN.encode()).hexdigest()}
+    secrets = {"database_url": SecretStr("postgresql://none"), "service_token": SecretStr(TOKEN)}
+    hops = Hops(ServiceSettings(port=1, accept=accept, **secrets), "gateway")
+
+    async def serve(request: Request) -> Response:
+        async for _ in request.stream():
+            raise Conflict("'f' does not fit")
+        raise AssertionError("nothing was sent")
+
+    hops.add_stream("/internal/work", serve)
+    app = create_app(title="t", lifespan=lifespan, ready=ready, max_body_bytes=16 << 20, metrics=Metrics())
+    app.router.routes.extend(hops.routes)
+
+    async def telling(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body":
+                answered.set()
+
+        await app(scope, receive, sent)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(telling, http="httptools", log_config=None))
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/internal/work"
+        finally:
+            server.should_exit = True
+            serving.join()
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: object) -> AsyncIterator[None]:
+    yield
+
+
+async def ready() -> str | None:
+    return None
+
+
+async def archive(answered: threading.Event) -> AsyncIterator[bytes]:
+    """Its sender reads nothing until the answer is there, and has more to send then."""
+    yield bytes(1 << 16)
+    for _ in range(CHUNKS):
+        assert answered.wait(LATEST_S)
+        yield bytes(1 << 16)
+
+
+async def test_a_refusal_in_the_middle_of_an_archive_is_what_its_sender_hears() -> None:
+    answered = threading.Event()
+    peers = Peers(TOKEN)
+    await peers.start()
+    try:
+        with refusing(answered) as url, pytest.raises(Conflict, match="'f' does not fit"):
+            async with peers.stream(url, {}, archive(answered)):
+                pass
+    finally:
+        await peers.stop()
