@@ -37,10 +37,17 @@ class Holding:
     users: int = 0
     used_at: int = 0
     """The turn of its last use."""
+    pinned: bool = False
+    """Never evicted for another one."""
 
     @property
     def bytes_on_device(self) -> int:
         return self.size if self.state in (Residence.RESTORING, Residence.RESIDENT) else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """On the device, and nobody uses it."""
+        return self.state is Residence.RESIDENT and not self.users
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,24 @@ class Occupancy:
         return tuple(leaving) if missing <= 0 else None
 
     def idle(self) -> tuple[str, ...]:
-        """Resident services that nobody uses, the least recently used first."""
-        unused = [n for n, each in self.services.items() if each.state is Residence.RESIDENT and not each.users]
+        """Resident services that may leave for another one, the least recently used first."""
+        unused = [n for n, each in self.services.items() if each.is_idle and not each.pinned]
         return tuple(sorted(unused, key=lambda n: (self.services[n].used_at, n)))
+
+    def pinned(self, name: str, *, on: bool) -> "Occupancy":
+        """In any state, and before it is known."""
+        return self._with(name, replace(self.of(name), pinned=on))
+
+    def forgotten(self, name: str) -> "Occupancy":
+        """It is gone. Raises `WrongState` where it is on the device."""
+        if self.of(name).bytes_on_device:
+            raise WrongState(f"{name} is on the device")
+        return replace(self, services={n: each for n, each in self.services.items() if n != name})
 
     def loaded(self, name: str, size: int) -> "Occupancy":
         """Its weights are in host memory."""
-        return self._moved(name, Residence.COLD, Residence.HOST, size=size)
+        held = replace(self._in(name, Residence.COLD), state=Residence.HOST, size=size)
+        return self._with(name, held)
 
     def restoring(self, name: str) -> "Occupancy":
         """Its copy begins: from now on its bytes are taken."""
@@ -117,8 +135,8 @@ class Occupancy:
         turn = self.turn + 1
         return replace(self._with(name, replace(self.of(name), used_at=turn)), turn=turn)
 
-    def _moved(self, name: str, old: Residence, new: Residence, **changed: int) -> "Occupancy":
-        return self._with(name, replace(self._in(name, old), state=new, **changed))
+    def _moved(self, name: str, old: Residence, new: Residence) -> "Occupancy":
+        return self._with(name, replace(self._in(name, old), state=new))
 
     def _in(self, name: str, state: Residence) -> Holding:
         held = self.of(name)

@@ -30,7 +30,7 @@ def build(settings: GpuSettings) -> FastAPI:
     metrics = metrics_of("gpu", store)
     files = available(settings.services)
     config = Config(
-        directories={each.name: str(each.directory) for each in files},
+        services={each.name: each.spec for each in files},
         device_mib=settings.device_mib,
         copy_mib_per_s=settings.copy_mib_per_s,
     )

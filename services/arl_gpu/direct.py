@@ -6,7 +6,7 @@
 import json
 import sys
 
-from arl_gpu.encoders.similarity import Similarity
+from arl_gpu.kinds import load
 from arl_gpu.services import available
 
 __all__ = ["scores"]
@@ -19,10 +19,11 @@ def scores(service: str, pairs: list[tuple[str, str]]) -> list[float | None]:
     files = next(iter(available([service])), None)
     if files is None:
         raise LookupError(f"{service} is not installed")
-    model = Similarity(files.directory)
+    model = load(files.spec)
+    items = [{"text": text, "reference": reference} for text, reference in pairs]
     found: list[float | None] = []
-    for start in range(0, len(pairs), AT_ONCE):
-        entries = model.score(pairs[start : start + AT_ONCE], model.weights.content).entries
+    for start in range(0, len(items), AT_ONCE):
+        entries = model.score(items[start : start + AT_ONCE], model.weights.content).entries
         found += [entry.get("score") for entry in entries]
     return found
 

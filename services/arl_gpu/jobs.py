@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from arl_core.fence import Fence
+from arl_gpu.kinds.model import Item
 from arl_store.tx import Row
 
 __all__ = ["Job", "Report", "cost_of", "job_of"]
@@ -42,7 +43,7 @@ class Job:
     fence: Fence
     service: str
     timeout_s: float
-    pairs: list[tuple[str, str]]
+    items: list[Item]
     costs: list[int]
     begun: float | None = None
     """When its first batch began, by the monotonic clock."""
@@ -59,15 +60,15 @@ class Job:
         """Costs of the items that have no entry yet."""
         return self.costs[len(self.entries) :]
 
-    def next_pairs(self, count: int) -> list[tuple[str, str]]:
-        return self.pairs[len(self.entries) : len(self.entries) + count]
+    def next_items(self, count: int) -> list[Item]:
+        return self.items[len(self.entries) : len(self.entries) + count]
 
 
 def job_of(row: Row) -> Job:
     payload = json.loads(row.payload)
-    pairs = [(item["text"], item["reference"]) for item in payload["items"]]
-    costs = [cost_of(text) + cost_of(reference) for text, reference in pairs]
-    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, pairs, costs)
+    items: list[Item] = payload["items"]
+    costs = [cost_of(item["text"]) + cost_of(item["reference"]) for item in items]
+    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, items, costs)
 
 
 def cost_of(text: str) -> int:

@@ -10,10 +10,9 @@ __all__ = ["checked", "read", "read_blocking", "write", "write_blocking"]
 _LENGTH = 4
 LARGEST = 256 << 20
 """Bytes of a message. What says that it is longer is none."""
-FAILED = frozenset({"error", "message", "states", "used_bytes"})
-SCORED = frozenset(
-    {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s", "states", "used_bytes"}
-)
+DONE = frozenset({"states", "used_bytes"})
+FAILED = DONE | {"error", "message"}
+SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s"}
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -28,9 +27,10 @@ async def read(reader: asyncio.StreamReader) -> dict[str, Any]:
     return found
 
 
-def checked(answer: Any, *, items: int) -> dict[str, Any]:
-    """An answer to an order of so many items, with all that its reader looks at. Raises `ValueError`."""
-    wanted = FAILED if isinstance(answer, dict) and "error" in answer else SCORED
+def checked(answer: Any, *, items: int | None = None) -> dict[str, Any]:
+    """An answer, to an order to score so many items or to another, with all that is read of it. Raises `ValueError`."""
+    done = DONE if items is None else SCORED
+    wanted = FAILED if isinstance(answer, dict) and "error" in answer else done
     if not isinstance(answer, dict) or (missing := wanted - answer.keys()):
         raise ValueError("it is no object" if not isinstance(answer, dict) else f"{', '.join(sorted(missing))} missing")
     if wanted is SCORED and len(answer["entries"]) != items:

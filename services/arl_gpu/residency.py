@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from arl_core.residency import Occupancy, Residence
 from arl_gpu.device import Block, Device, DeviceFull
+from arl_gpu.kinds.model import Weights
 
-__all__ = ["NoRoom", "NotFreed", "Residency", "Weights"]
+__all__ = ["NoRoom", "NotFreed", "Residency"]
 
 
 class NoRoom(Exception):
@@ -17,13 +18,6 @@ class NoRoom(Exception):
 
 class NotFreed(Exception):
     """The device did not give back what was freed. Its arithmetic can't be trusted any more."""
-
-
-class Weights(Protocol):
-    """A service's weights in host memory, in one piece."""
-
-    @property
-    def content(self) -> memoryview: ...
 
 
 class Residency:
@@ -45,6 +39,19 @@ class Residency:
     def used(self) -> int:
         """Bytes of all services on the device."""
         return self._occupancy.used
+
+    def pin(self, name: str, *, on: bool = True) -> None:
+        self._occupancy = self._occupancy.pinned(name, on=on)
+
+    def forget(self, name: str) -> None:
+        """Also of the host. Raises `Busy`, or `NotFreed`."""
+        self.evict_if_resident(name)
+        self._occupancy = self._occupancy.forgotten(name)
+        self._weights.pop(name, None)
+
+    def evict_if_resident(self, name: str) -> None:
+        if self._occupancy.of(name).state is Residence.RESIDENT:
+            self.evict(name)
 
     def load(self, name: str, weights: Weights) -> None:
         """Cold to host."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from arl_core.fence import Fence
 from arl_core.residency import Residence
 from arl_gpu.jobs import Job, Report
+from arl_gpu.kinds.model import Item
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.turns import Batch, Turns
 from arl_gpu.worker_client import WorkerDied
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 class Scorer(Protocol):
     """Whatever owns the device. One order at a time."""
 
-    async def score(self, service: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    async def score(self, service: str, items: Sequence[Item]) -> dict[str, Any]:
         """What `arl_gpu.worker` answers. Raises `WorkerDied`; whoever comes next may find another."""
         ...
 
@@ -98,7 +99,7 @@ class Scoring:
 
     def _time_out(self, job: Job) -> None:
         """However long a forward takes, and however many are before it, is no fault of the text that is scored."""
-        message = f"{len(job.entries)} of {len(job.pairs)} items were scored within {job.timeout_s:g} s"
+        message = f"{len(job.entries)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
         self._end(job, "infra_error", reason="score_timeout", message=message)
 
     async def _forever(self) -> None:
@@ -128,22 +129,22 @@ class Scoring:
 
     async def _run(self, batch: Batch) -> None:
         service = batch[0][0].service
-        pairs = [pair for job, count in batch for pair in job.next_pairs(count)]
-        answer = await self._answer(service, pairs)
+        items = [item for job, count in batch for item in job.next_items(count)]
+        answer = await self._answer(service, items)
         if "error" not in answer:
-            self._metrics.observe_batch(answer, actions=len(batch), items=len(pairs))
+            self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1
-            self.scored[service] += len(pairs)
-            self._take_in(batch, answer["entries"], answer["forward_cpu_s"] / len(pairs))
+            self.scored[service] += len(items)
+            self._take_in(batch, answer["entries"], answer["forward_cpu_s"] / len(items))
         elif len(batch) == 1:
             self._fail(batch, answer["error"], answer["message"])
         else:
             await self._run_apart(batch)
 
-    async def _answer(self, service: str, pairs: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
+    async def _answer(self, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
         """The worker's, or what it died of."""
         try:
-            answer = await self._worker.score(service, pairs)
+            answer = await self._worker.score(service, items)
         except WorkerDied as error:
             log.warning("the worker died: %s", error)
             self._deaths += 1
@@ -175,7 +176,7 @@ class Scoring:
             job.entries += entries[start : start + count]
             job.cpu_s += count * cpu_s
             start += count
-            if len(job.entries) == len(job.pairs):
+            if len(job.entries) == len(job.items):
                 self._finish(job)
 
     def _finish(self, job: Job) -> None:

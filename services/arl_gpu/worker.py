@@ -1,31 +1,37 @@
 """The process that owns a device: it loads services, keeps them resident while there is room, and runs forwards.
 
 `python -m arl_gpu.worker FD CONFIG`; a child of its manager, which it does not outlive. One order at a time. Numerical
-libraries are imported with the first order, so that a node that scores nothing does not pay for them.
+libraries are imported with the first service that needs them, so that a node that scores nothing does not pay for them.
 """
 
 import json
 import socket
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from arl_core.residency import Busy
+from arl_gpu import kinds
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed
+from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
 __all__ = ["Config", "serve"]
 
 MIB = 1 << 20
+CODES: Mapping[type[Exception], str] = {NoRoom: "no_room", CopyFailed: "copy_failed", Busy: "busy"}
+"""Of an order that was not carried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """`directories`: of each service, by name."""
+    """`services`: the specification of each that there is at the start, by name."""
 
-    directories: dict[str, str]
+    services: dict[str, dict[str, Any]]
+    pinned: tuple[str, ...] = ()
     device_mib: int
     copy_mib_per_s: float | None
 
@@ -36,30 +42,40 @@ class Config:
 
 class _Worker:
     def __init__(self, config: Config) -> None:
-        self._config = config
+        self._specs = dict(config.services)
         self._residency = Residency(config.device())
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, Model] = {}
+        for name in config.pinned:
+            self._residency.pin(name)
+        self._does: Mapping[str, Callable[..., dict[str, Any]]] = {
+            "score": self._score,
+            "offer": self._offer,
+            "forget": self._forget,
+            "restore": self._restore,
+            "evict": self._evict,
+            "pin": self._pin,
+        }
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Entries and figures of one batch, or why there are none. `NotFreed` ends this process."""
+        """What was found, or why nothing was; and what is on the device now. `NotFreed` ends this process."""
+        op = order.pop("op")
         try:
-            answer = self._score(order["service"], [(text, reference) for text, reference in order["pairs"]])
-        except NoRoom as error:
-            answer = {"error": "no_room", "message": str(error)}
-        except CopyFailed as error:
-            answer = {"error": "copy_failed", "message": str(error)}
+            answer = self._does[op](**order)
         except NotFreed:
             raise
-        except Exception as error:  # noqa: BLE001 - the batch hears of it, and the next one may be another's
-            answer = {"error": "forward_failed", "message": f"{type(error).__name__}: {error}"}
+        except tuple(CODES) as error:
+            answer = {"error": CODES[type(error)], "message": str(error)}
+        except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
+            code = "forward_failed" if op == "score" else "order_failed"
+            answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
         states = {name: state.value for name, state in self._residency.states.items()}
         return answer | {"states": states, "used_bytes": self._residency.used}
 
-    def _score(self, service: str, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    def _score(self, service: str, items: Sequence[Item]) -> dict[str, Any]:
         model = self._model(service)
         before = self._residency.restores
         with self._residency.using(service) as content:
-            scored = model.score(pairs, content)
+            scored = model.score(items, content)
         restored = self._residency.restores > before
         return {
             "entries": scored.entries,
@@ -72,11 +88,38 @@ class _Worker:
             "backend": model.backend,
         }
 
-    def _model(self, service: str) -> Any:
-        if service not in self._models:
-            from arl_gpu.encoders.similarity import Similarity  # numpy and tokenizers come with it
+    def _offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """From now on it can be scored. The same one again is nothing; another of that name takes its place."""
+        if self._specs.get(spec["name"]) != spec:
+            self._forget(spec["name"])
+            self._specs[spec["name"]] = spec
+        return {}
 
-            model = Similarity(Path(self._config.directories[service]))
+    def _forget(self, name: str) -> dict[str, Any]:
+        self._residency.forget(name)
+        self._models.pop(name, None)
+        self._specs.pop(name, None)
+        return {}
+
+    def _restore(self, name: str) -> dict[str, Any]:
+        self._model(name)
+        with self._residency.using(name):
+            pass
+        return {}
+
+    def _evict(self, name: str) -> dict[str, Any]:
+        """One that is not on the device is evicted already. Said by name, it also leaves where it is pinned."""
+        self._residency.evict_if_resident(name)
+        return {}
+
+    def _pin(self, name: str, on: bool) -> dict[str, Any]:
+        """Resident or not: once it is on the device, no other service's restore makes it leave."""
+        self._residency.pin(name, on=on)
+        return {}
+
+    def _model(self, service: str) -> Model:
+        if service not in self._models:
+            model = kinds.load(self._specs[service])
             self._residency.load(service, model.weights)
             self._models[service] = model
         return self._models[service]

@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from arl_gpu.kinds.model import Item
 from arl_gpu.messages import checked, read, write
 from arl_gpu.worker import Config
 from arl_store.child import spawn
@@ -40,11 +41,12 @@ class _Process:
 
 
 class Worker:
-    """One order at a time. `command` is given a file descriptor and the configuration."""
+    """One order at a time; others wait for it. `command` is given a file descriptor and the configuration."""
 
     def __init__(self, config: Config, *, threads: int, limit_s: float, command: Sequence[str] = COMMAND) -> None:
         self._config, self._threads, self._limit_s = config, threads, limit_s
         self._command = command
+        self._order_lock = asyncio.Lock()
         self._process: _Process | None = None
 
     @property
@@ -52,13 +54,52 @@ class Worker:
         """None before the first order, and after its end."""
         return self._process.child.pid if self._process is not None else None
 
-    async def score(self, service: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    async def score(self, service: str, items: Sequence[Item]) -> dict[str, Any]:
         """What the worker answers. Raises `WorkerDied`, whatever went wrong; the next call starts another."""
+        async with self._order_lock:
+            return await self._ask({"op": "score", "service": service, "items": list(items)}, items=len(items))
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """A service, or a change of one. Known to each worker that is started from now on."""
+        async with self._order_lock:
+            self._config = replace(self._config, services=self._config.services | {spec["name"]: spec})
+            return await self._tell({"op": "offer", "spec": spec})
+
+    async def forget(self, name: str) -> dict[str, Any]:
+        """Nothing of it stays, on the device and on the host."""
+        async with self._order_lock:
+            services = {each: spec for each, spec in self._config.services.items() if each != name}
+            pinned = tuple(each for each in self._config.pinned if each != name)
+            self._config = replace(self._config, services=services, pinned=pinned)
+            return await self._tell({"op": "forget", "name": name})
+
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
+        """It stays on the device once it is there, whichever worker owns it."""
+        async with self._order_lock:
+            pinned = {*self._config.pinned, name} if on else {*self._config.pinned} - {name}
+            self._config = replace(self._config, pinned=tuple(sorted(pinned)))
+            return await self._tell({"op": "pin", "name": name, "on": on})
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        """Bring it onto the device before anybody scores with it."""
+        async with self._order_lock:
+            return await self._ask({"op": "restore", "name": name})
+
+    async def evict(self, name: str) -> dict[str, Any]:
+        """Take it off the device."""
+        async with self._order_lock:
+            return await self._tell({"op": "evict", "name": name})
+
+    async def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Nothing is on a device that no worker owns, and the next one is told at its start."""
+        return await self._ask(order) if self._process is not None else {"states": {}, "used_bytes": 0}
+
+    async def _ask(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
         process = await self._living()
         try:
             async with asyncio.timeout(self._limit_s):
-                await write(process.writer, {"service": service, "pairs": list(pairs)})
-                return checked(await read(process.reader), items=len(pairs))
+                await write(process.writer, order)
+                return checked(await read(process.reader), items=items)
         except TimeoutError:
             await self.end()
             raise WorkerDied(f"it did not answer within {self._limit_s:g} s") from None

@@ -42,7 +42,7 @@ async def test_what_comes_while_the_device_is_busy_leaves_together_when_it_is_fr
     await gpu.offer(*others)
     await gpu.scoring(jobs=3)
     answer.set_exception(WorkerDied("killed by the test"))
-    assert [text for text, _ in await gpu.worker.answer_next()] == ["bb", "ccc"]
+    assert [item["text"] for item in await gpu.worker.answer_next()] == ["bb", "ccc"]
     for action, score in zip(others, (2.0, 3.0), strict=True):
         assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
         assert await gpu.scores(action) == [score]
@@ -70,7 +70,7 @@ async def test_an_action_that_waits_for_its_batch_can_be_cancelled(gpu: Gpu, row
 
 async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gpu: Gpu, rows: Rows) -> None:
     action = await gpu.granted("a")
-    pairs, answer = await gpu.worker.next_order()
+    items, answer = await gpu.worker.next_order()
     await rows.unguarded(WISHED, action)
     assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
     answer.set_result({"error": "forward_failed", "message": "late", "states": {}, "used_bytes": 0})
@@ -78,7 +78,7 @@ async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gp
     await gpu.worker.answer_next()
     await rows.until_state(other, "settled")
     assert await rows.state(action) == ("settled", "cancelled", None)
-    assert [text for text, _ in pairs] == ["a"]
+    assert [item["text"] for item in items] == ["a"]
 
 
 async def test_a_wish_to_cancel_that_is_read_before_the_items_are_here_is_kept(gpu: Gpu) -> None:
@@ -116,8 +116,8 @@ async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu
     failed = {"error": "forward_failed", "message": "it", "states": {"minilm": "resident"}, "used_bytes": 1}
     answer.set_result(failed)
     for expected in (["bad", "good"], ["bad"]):
-        pairs, answer = await gpu.worker.next_order()
-        assert [text for text, _ in pairs] == expected
+        items, answer = await gpu.worker.next_order()
+        assert [item["text"] for item in items] == expected
         answer.set_result(failed)
     await gpu.worker.answer_next()
     assert (await rows.until_state(good, "settled"))["outcome"] == "ok"
@@ -134,10 +134,10 @@ async def test_what_workers_die_of_is_found_by_scoring_the_actions_apart(gpu: Gp
     await gpu.scoring(jobs=4)
     for expected in (["bad", "good", "worse"], ["bad"], ["good"]):
         answer.set_exception(WorkerDied("killed by the test"))
-        pairs, answer = await gpu.worker.next_order()
-        assert [text for text, _ in pairs] == expected
-    answer.set_result(scored(pairs))
-    pairs, answer = await gpu.worker.next_order()
+        items, answer = await gpu.worker.next_order()
+        assert [item["text"] for item in items] == expected
+    answer.set_result(scored(items))
+    items, answer = await gpu.worker.next_order()
     answer.set_exception(WorkerDied("killed by the test"))
     ends = [await rows.until_state(action, "settled") for action in others]
     assert [(end["outcome"], end["reason"]) for end in ends] == [DIED, ("ok", None), DIED]
@@ -159,7 +159,7 @@ async def test_workers_that_die_of_whatever_they_are_given_are_not_started_for_e
     ends = [await rows.until_state(action, "settled") for action in others]
     assert [(end["outcome"], end["reason"]) for end in ends] == [DIED] * 3
     after = await gpu.granted("after")
-    assert [text for text, _ in await gpu.worker.answer_next()] == ["after"]
+    assert [item["text"] for item in await gpu.worker.answer_next()] == ["after"]
     assert (await rows.until_state(after, "settled"))["outcome"] == "ok"
 
 

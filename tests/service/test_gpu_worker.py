@@ -14,7 +14,12 @@ from arl_gpu.worker import Config
 from arl_gpu.worker_client import COMMAND, Worker, WorkerDied
 from support.conditions import eventually
 
-CONFIG = Config(directories={"broken": "/nowhere"}, device_mib=1, copy_mib_per_s=None)
+CONFIG = Config(
+    services={"broken": {"name": "broken", "kind": "similarity", "directory": "/nowhere"}},
+    device_mib=1,
+    copy_mib_per_s=None,
+)
+A = {"text": "a", "reference": "b"}
 BEGIN = """
 import os, signal, socket, sys
 from arl_gpu.messages import read_blocking, write_blocking
@@ -23,7 +28,7 @@ figures = dict.fromkeys(("texts", "tokens", "padding", "forward_s", "forward_cpu
 """
 GOOD = """
 while (order := read_blocking(channel)) is not None:
-    entries = [{"score": float(len(text))} for text, _ in order["pairs"]]
+    entries = [{"score": float(len(item["text"]))} for item in order["items"]]
     write_blocking(channel, figures | {"entries": entries, "states": {}})
 """
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
@@ -75,37 +80,39 @@ async def test_whatever_a_worker_does_its_order_ends_and_it_is_gone(start: Start
     script, saying = MISBEHAVING[how]
     worker = start(script, limit_s=0.5 if "0.5" in saying else 30.0)
     async with dying(worker, saying):
-        await worker.score("minilm", [("a", "b")])
+        await worker.score("minilm", [A])
 
 
 @pytest.mark.parametrize("text", ["日本語 ü", "\ud800", "\0"])
 async def test_any_text_arrives_as_it_is(start: Start, text: str) -> None:
-    answer = await start(GOOD.replace("float(len(text))", "text")).score("minilm", [(text, "b")])
+    answer = await start(GOOD.replace('float(len(item["text"]))', 'item["text"]')).score(
+        "minilm", [{"text": text, "reference": "b"}]
+    )
     assert answer["entries"] == [{"score": text}]
 
 
 async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_order(start: Start) -> None:
     worker = start(STOPPED, limit_s=0.5)
     async with dying(worker, "did not answer within 0.5 s"):
-        await worker.score("minilm", [("a" * (4 << 20), "b")])
+        await worker.score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
 
 
 async def test_a_worker_that_cannot_be_started_is_one_that_died(start: Start) -> None:
     before = files_open()
     worker = start(command=("/nowhere/python",))
     async with dying(worker, "could not be started: .*No such file"):
-        await worker.score("minilm", [("a", "b")])
+        await worker.score("minilm", [A])
     await eventually(lambda: files_open() == before)
 
 
 async def test_a_worker_that_died_while_it_was_idle_costs_nobody_a_batch(start: Start) -> None:
     worker = start(GOOD)
-    await worker.score("minilm", [("a", "b")])
+    await worker.score("minilm", [A])
     first = worker.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
-    answer = await worker.score("minilm", [("aa", "b")])
+    answer = await worker.score("minilm", [{"text": "aa", "reference": "b"}])
     assert answer["entries"] == [{"score": 2.0}]
     assert worker.pid != first
 
@@ -113,5 +120,18 @@ async def test_a_worker_that_died_while_it_was_idle_costs_nobody_a_batch(start: 
 async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(start: Start) -> None:
     worker = start()
     for _ in range(2):
-        answer = await worker.score("broken", [("a", "b")])
+        answer = await worker.score("broken", [A])
         assert (answer["error"], answer["used_bytes"]) == ("forward_failed", 0)
+
+
+async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_worker_too(start: Start) -> None:
+    worker = start()
+    await worker.evict("late")
+    assert worker.pid is None
+    assert (await worker.restore("late"))["error"] == "order_failed"
+    await worker.offer({"name": "late", "kind": "no such kind"})
+    assert "LookupError: there is no kind 'no such kind'" in (await worker.score("late", [A]))["message"]
+    await worker.end()
+    assert "LookupError: there is no kind 'no such kind'" in (await worker.score("late", [A]))["message"]
+    await worker.forget("late")
+    assert (await worker.score("late", [A]))["message"] == "KeyError: 'late'"

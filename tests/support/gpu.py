@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from arl_gpu.kinds.model import Item
 from arl_gpu.manager import Manager
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
@@ -24,37 +25,37 @@ __all__ = ["SLOT", "SLOTS", "Gpu", "ScriptedWorker", "driving", "scored"]
 
 SLOT = {"slots:minilm": 1}
 SLOTS = 4
-Pairs = Sequence[tuple[str, str]]
+Items = Sequence[Item]
 
 
 class ScriptedWorker:
     """Answers `arl_gpu.scoring.Scorer`. A score is the length of its text; nothing ends before the test says so."""
 
     def __init__(self) -> None:
-        self._orders: asyncio.Queue[tuple[Pairs, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
+        self._orders: asyncio.Queue[tuple[Items, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
 
-    async def next_order(self) -> "tuple[Pairs, asyncio.Future[dict[str, Any]]]":
+    async def next_order(self) -> "tuple[Items, asyncio.Future[dict[str, Any]]]":
         return await asyncio.wait_for(self._orders.get(), 5)
 
-    async def answer_next(self) -> Pairs:
-        pairs, answer = await self.next_order()
-        answer.set_result(scored(pairs))
-        return pairs
+    async def answer_next(self) -> Items:
+        items, answer = await self.next_order()
+        answer.set_result(scored(items))
+        return items
 
-    async def score(self, service: str, pairs: Pairs) -> dict[str, Any]:
+    async def score(self, service: str, items: Items) -> dict[str, Any]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._orders.put_nowait((pairs, answer))
+        self._orders.put_nowait((items, answer))
         return await answer
 
     async def end(self) -> None:
         pass
 
 
-def scored(pairs: Pairs) -> dict[str, Any]:
+def scored(items: Items) -> dict[str, Any]:
     return {
-        "entries": [{"score": float(len(text)), "truncated": False} for text, _ in pairs],
-        "texts": len(pairs),
-        "tokens": len(pairs),
+        "entries": [{"score": float(len(item["text"])), "truncated": False} for item in items],
+        "texts": len(items),
+        "tokens": len(items),
         "padding": 0.0,
         "forward_s": 0.001,
         "forward_cpu_s": 0.001,

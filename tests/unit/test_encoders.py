@@ -79,8 +79,8 @@ def test_a_torch_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: py
 
 
 def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Similarity) -> None:
-    pairs = [(text, TEXTS[0]) for text in TEXTS]
-    scored = similarity.score(pairs, similarity.weights.content)
+    items = [{"text": text, "reference": TEXTS[0]} for text in TEXTS]
+    scored = similarity.score(items, similarity.weights.content)
     found = [entry["score"] for entry in scored.entries]
     assert np.abs(np.array(found) - EMBEDDINGS @ EMBEDDINGS[0]).max() < TOLERANCE
     assert scored.texts == len(TEXTS)
@@ -91,7 +91,8 @@ def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Si
 def test_what_cannot_be_compared_is_an_error_of_its_item_and_no_score(
     similarity: Similarity, text: str, reference: str, code: str
 ) -> None:
-    bad, good = similarity.score([(text, reference), ("x", "x")], similarity.weights.content).entries
+    items = [{"text": text, "reference": reference}, {"text": "x", "reference": "x"}]
+    bad, good = similarity.score(items, similarity.weights.content).entries
     assert bad["error"]["code"] == code
     assert "score" not in bad
     assert good["score"] == pytest.approx(1.0, abs=TOLERANCE)

@@ -19,7 +19,9 @@ async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
     metrics = GpuMetrics(Metrics())
     scoring = Scoring(ScriptedWorker(), reports.append, failed=failed.set_result, turns=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
-    broken = Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=1.0, pairs=[("a", "b")], costs=[])
+    broken = Job(
+        fence=Fence(uuid4(), 1), service="minilm", timeout_s=1.0, items=[{"text": "a", "reference": "b"}], costs=[]
+    )
     scoring.add(broken)
     assert "scoring ended: " in await asyncio.wait_for(failed, 5)
     scoring.cancel([broken.fence])

@@ -14,7 +14,11 @@ COSTS = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size
 
 def a_job(costs: list[int], service: str = "minilm") -> Job:
     return Job(
-        fence=Fence(uuid4(), 1), service=service, timeout_s=1.0, pairs=[("a", "b")] * len(costs), costs=list(costs)
+        fence=Fence(uuid4(), 1),
+        service=service,
+        timeout_s=1.0,
+        items=[{"text": "a", "reference": "b"}] * len(costs),
+        costs=list(costs),
     )
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,14 @@ from arl_core.batching import buckets, padding
 from arl_gpu.encoders.bert import encode_numpy, encode_torch, has_torch, read_config
 from arl_gpu.encoders.tokens import Tokens, WordPieces
 from arl_gpu.encoders.weights import FlatWeights, read_weights
+from arl_gpu.kinds.model import Entry, Item, Scored
 
-__all__ = ["Scored", "Similarity"]
+__all__ = ["Similarity"]
 
 BUCKET_TOKENS = 1024
 """More of them no longer make a pass cheaper by the token, on a CPU."""
 PASS_TOKENS = 24
 """Reading all weights once takes as long as computing so many tokens: 8 ms, on a core that needs 0.33 for each."""
-
-Entry = dict[str, Any]
-"""`score` and `truncated`, or `error`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The entries of one batch, in order, and what computing them took."""
-
-    entries: list[Entry]
-    texts: int
-    tokens: int
-    padding: float
-    forward_cpu_s: float
-    forward_s: float
 
 
 class Similarity:
@@ -45,8 +30,9 @@ class Similarity:
         self._encode, self.backend = (encode_torch, "torch") if has_torch() else (encode_numpy, "numpy")
         self.weights: FlatWeights = read_weights(directory / "model.safetensors")
 
-    def score(self, pairs: Sequence[tuple[str, str]], content: Any) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
         """An entry for each pair of text and reference. A text that several pairs share is encoded once."""
+        pairs = [(item["text"], item["reference"]) for item in items]
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         tokens = dict(zip(texts, self.pieces.split(texts), strict=True))
         wanted = [text for text in texts if not tokens[text].is_empty]

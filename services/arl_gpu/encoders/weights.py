@@ -25,7 +25,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class FlatWeights:
-    """Answers `arl_gpu.residency.Weights`."""
+    """Answers `arl_gpu.kinds.model.Weights`."""
 
     content: memoryview
     places: Mapping[str, _Place]

@@ -1,0 +1,47 @@
+"""What the worker asks of a model, whatever it computes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Entry", "Item", "Model", "Scored", "Weights"]
+
+Item = Mapping[str, Any]
+"""As the client sent it."""
+Entry = dict[str, Any]
+"""`score` and `truncated`, or `error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The entries of one batch, in order, and what computing them took."""
+
+    entries: list[Entry]
+    texts: int
+    tokens: int
+    padding: float
+    forward_cpu_s: float
+    forward_s: float
+
+
+class Weights(Protocol):
+    """A model's weights in host memory, in one piece."""
+
+    @property
+    def content(self) -> memoryview: ...
+
+
+class Model(Protocol):
+    """Computes from bytes that the residency placed; it keeps none of them."""
+
+    @property
+    def weights(self) -> Weights: ...
+
+    @property
+    def backend(self) -> str:
+        """What computes the forward."""
+        ...
+
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
+        """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU."""
+        ...
