@@ -16,8 +16,8 @@ from arl_wire.services import RewardService, RewardServiceList
 __all__ = ["AsyncRewards", "Rewards", "ScoreOptions", "score_action", "scores_of"]
 
 Value = TypeVar("Value")
-Item = ScoreItem | Mapping[str, str] | tuple[str, str]
-"""A text and its reference."""
+Item = ScoreItem | Mapping[str, Any] | tuple[str, str] | str
+"""A text, a text and its reference, or whatever else the service's kind takes, by the names of `ScoreItem`."""
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -37,11 +37,17 @@ class ScoreOptions(TypedDict, total=False):
 def score_action(service: str, items: Sequence[Item], **options: Unpack[ScoreOptions]) -> SubmitAction:
     """The action that scores these items, at most 256. Raises `ValidationFailed` naming the field."""
     body: dict[str, Any] = {"task": "score", **options, "kind": "score", "service": service}
-    body["items"] = [{"text": item[0], "reference": item[1]} if isinstance(item, tuple) else item for item in items]
+    body["items"] = [_item(item) for item in items]
     try:
         return SubmitAction.model_validate(body)
     except ValidationError as error:
         raise failed_validation(error) from None
+
+
+def _item(item: Item) -> ScoreItem | Mapping[str, Any]:
+    if isinstance(item, str):
+        return {"text": item}
+    return {"text": item[0], "reference": item[1]} if isinstance(item, tuple) else item
 
 
 def scores_of(action: Action) -> list[Score]:

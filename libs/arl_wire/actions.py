@@ -194,7 +194,7 @@ class SubmitAction(Strict):
     demand: Demand = Demand()
     service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/services")
     items: list[ScoreItem] = Field(
-        default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: texts, and what each is compared with"
+        default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: what the kind of its service takes"
     )
     elasticity: Annotated[Amdahl | Table | NoElasticity, Field(discriminator="model")] = NoElasticity(model="none")
     priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first, among one task's")

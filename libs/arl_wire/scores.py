@@ -1,35 +1,71 @@
 """What is scored, and what comes back for each item."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from arl_wire.base import Strict
 from arl_wire.checks import no_nul
 
-__all__ = ["MAX_CHARACTERS", "MAX_ITEMS", "ItemError", "Score", "ScoreItem", "ServiceName"]
+__all__ = [
+    "MAX_CHARACTERS",
+    "MAX_DETAILS",
+    "MAX_ITEMS",
+    "MAX_MESSAGES",
+    "MAX_TOKEN_IDS",
+    "ItemError",
+    "Message",
+    "Score",
+    "ScoreItem",
+    "ServiceName",
+]
 
 MAX_ITEMS = 256
 MAX_CHARACTERS = 1 << 20
 """In all items of one action together."""
+MAX_MESSAGES = 256
+MAX_TOKEN_IDS = 128 << 10
+CHARACTERS_PER_TOKEN = 4
+"""That a token id counts for."""
+MAX_DETAILS = 16 << 10
+"""Bytes, as JSON, of one entry."""
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _ScoredText = Annotated[str, StringConstraints(max_length=64 << 10), AfterValidator(no_nul)]
+_RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: _RoleName
+    content: _ScoredText
 
 
 class ScoreItem(Strict):
-    """A text, and what it is compared with."""
+    """What one score is about. Which of these a service takes is a matter of its kind; see /v1/services."""
 
-    text: _ScoredText
-    reference: _ScoredText
+    text: _ScoredText | None = None
+    reference: _ScoredText | None = Field(default=None, description="What `text` is compared with: an answer, a query")
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    token_ids: list[_TokenId] | None = Field(
+        default=None, min_length=1, max_length=MAX_TOKEN_IDS, description="Of the service's own tokenizer"
+    )
 
     @property
     def characters(self) -> int:
-        return len(self.text) + len(self.reference)
+        texts = [self.text or "", self.reference or "", *(each.content for each in self.messages or ())]
+        return sum(map(len, texts)) + CHARACTERS_PER_TOKEN * len(self.token_ids or ())
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of what it has."""
+        return frozenset(name for name in type(self).model_fields if getattr(self, name) is not None)
 
 
 class ItemError(BaseModel):
-    """Why there is no score of one item: `empty_text`, `empty_reference` or `not_finite`."""
+    """Why there is no score of one item, as `empty_text`, `not_finite`, `no_verdict` or `verifier_timeout`."""
 
     code: str
     message: str
@@ -41,3 +77,11 @@ class Score(BaseModel):
     score: float | None = None
     truncated: bool = Field(default=False, description="The model read only the beginning of a text")
     error: ItemError | None = None
+    values: list[float] | None = Field(default=None, description="Of a classifier with several labels: one for each")
+    token_ids: list[int] | None = Field(default=None, description="What `logprobs` are of")
+    logprobs: list[float | None] | None = Field(
+        default=None, description="Of each token, given those before it; null for the first, which has none"
+    )
+    details: dict[str, Any] | None = Field(
+        default=None, description=f"What else the service says, at most {MAX_DETAILS >> 10} KiB"
+    )

@@ -1,7 +1,7 @@
 """What the registered nodes have and enforce, for refusing what can never run."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arl_admission.normalise import CAPABILITY_OF, demand_of
@@ -19,6 +19,7 @@ from arl_wire.errors import (
     TemplateUnknown,
 )
 from arl_wire.internal import AdmitItem
+from arl_wire.kinds import misfit
 
 __all__ = ["Fleet", "impossible"]
 
@@ -35,8 +36,8 @@ class Fleet:
     """Nothing is refused while no node is registered: it waits for one."""
 
     nodes: list[_Node] = field(default_factory=list)
-    services: set[str] | None = None
-    """Of all nodes that have any kind of device; None where there is no such node."""
+    services: dict[str, str] | None = None
+    """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
     read_at: float = float("-inf")
 
     def read(self, rows: Iterable[Row]) -> None:
@@ -51,7 +52,7 @@ class Fleet:
             if row.kind == "cpu"
         ]
         offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
-        self.services = {entry["name"] for offer in offers for entry in offer} if offers else None
+        self.services = {entry["name"]: entry["kind"] for offer in offers for entry in offer} if offers else None
 
     def has_all(self, items: Sequence[AdmitItem]) -> bool:
         """Whether a template or service that they name may have come since the last look."""
@@ -62,7 +63,7 @@ class Fleet:
     def refusal(self, action: SubmitAction) -> TangramError | None:
         """Why no node could ever run it."""
         if action.kind == "score":
-            return _unknown_service(action.service, self.services)
+            return _unknown_service(action.service, self.services) or self._misfit(action)
         if not self.nodes:
             return None
         needed = demand_of(action)
@@ -79,6 +80,10 @@ class Fleet:
             detail = f"{message}; `tangram doctor` says what is enforced and why"
             return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
         return None
+
+    def _misfit(self, action: SubmitAction) -> TangramError | None:
+        kind = self.services.get(action.service or "") if self.services is not None else None
+        return misfit(kind, action.items) if kind is not None else None
 
     def refusal_of_gang(self, actions: Sequence[SubmitAction]) -> TangramError | None:
         """Why the nodes could never run all of these at once, where each by itself would find one."""
@@ -101,7 +106,7 @@ def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:
     return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
 
 
-def _unknown_service(name: str | None, known: Set[str] | None) -> ServiceUnknown | None:
+def _unknown_service(name: str | None, known: Collection[str] | None) -> ServiceUnknown | None:
     if known is None or name in known:
         return None
     there = f"there is {', '.join(sorted(known))}" if known else "there is none; `tangram doctor` says how to get one"

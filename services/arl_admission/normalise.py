@@ -165,7 +165,7 @@ def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: 
 def _payload(action: SubmitAction) -> dict[str, Any]:
     """What only the manager reads. Bytes in base64."""
     if action.kind == "score":
-        return {"service": action.service, "items": [item.model_dump() for item in action.items]}
+        return {"service": action.service, "items": [item.model_dump(exclude_none=True) for item in action.items]}
     return {
         "argv": action.argv,
         "source": action.source,

@@ -30,6 +30,7 @@ from arl_wire.internal import (
     EndTrajectoryWish,
     WishAnswer,
 )
+from arl_wire.scores import Score
 
 __all__ = ["Actions", "Trace", "is_known"]
 
@@ -39,6 +40,8 @@ READ_CHUNK = 50
 ANSWER_BYTES = 16 << 20
 SCORE_BYTES = 96
 """Of one entry in an answer, an error's too."""
+NUMBER_BYTES = 20
+"""Of each further number in it."""
 LOOK_S = 1.0
 WAITING = 20_000
 WAITING_BYTES = 256 << 20
@@ -311,8 +314,12 @@ def _result_size(action: Action) -> int:
     if result is None:
         return 0
     streams = sum(len(stream.text) + len(stream.base64 or "") for stream in (result.stdout, result.stderr))
-    scores = SCORE_BYTES * len(result.scores or ())
+    scores = sum(SCORE_BYTES + NUMBER_BYTES * _numbers(score) for score in result.scores or ())
     return streams + scores + sum(len(content) for content in result.files.values())
+
+
+def _numbers(score: Score) -> int:
+    return len(score.values or ()) + len(score.logprobs or ()) + len(score.token_ids or ())
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -106,6 +106,13 @@ async def test_a_service_that_no_node_has_is_refused_and_those_that_there_are_na
     assert (problem["errors"][0]["field"], "minilm" in problem["detail"]) == ("service", True)
 
 
+async def test_an_item_that_lacks_what_the_kind_of_its_service_takes_is_refused(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/actions", json=scored(("a", "b")) | {"items": [{"text": "a"}]})
+    problem = answer.json()
+    assert (answer.status_code, problem["errors"][0]["field"]) == (422, "items.0.reference")
+    assert "`similarity` takes text and reference" in problem["detail"]
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -1,0 +1,61 @@
+"""The kinds of reward services, and what an item of each has to have."""
+
+from collections.abc import Mapping, Sequence
+
+from arl_wire.errors import FieldError, ValidationFailed
+from arl_wire.scores import ScoreItem
+
+__all__ = ["KINDS", "VERIFIERS", "misfit", "shown_forms"]
+
+Form = tuple[str, ...]
+"""Fields that go together."""
+
+_PAIR: Form = ("text", "reference")
+_TEXT: Form = ("text",)
+_TEXTS: tuple[Form, ...] = (_TEXT, ("messages",), ("token_ids",))
+
+VERIFIERS: Mapping[str, tuple[Form, ...]] = {
+    "math": (_PAIR,),
+    "exact": (_PAIR,),
+    "regex": (_PAIR,),
+    "json": (_TEXT, _PAIR),
+}
+"""Kinds that run as programs in a sandbox, and on no device."""
+
+KINDS: Mapping[str, tuple[Form, ...]] = {
+    "similarity": (_PAIR,),
+    "relevance": (_PAIR,),
+    "classifier": (_TEXT,),
+    "sequence-classifier": _TEXTS,
+    "reranker": (_PAIR,),
+    "logprobs": (("token_ids",),),
+    "judge": (_TEXT, _PAIR, ("messages",), ("messages", "reference")),
+    "python": (),
+    **VERIFIERS,
+}
+"""The forms that an item of each kind may have; any, where there is none."""
+
+
+def misfit(kind: str, items: Sequence[ScoreItem]) -> ValidationFailed | None:
+    """What the first item that the kind does not take has too much or too little of."""
+    forms = KINDS.get(kind, ())
+    for at, item in enumerate(items if forms else ()):
+        if any(item.given == frozenset(form) for form in forms):
+            continue
+        field = _wrong_field(item.given, forms)
+        verb = "has" if field in item.given else "has no"
+        message = f"item {at} {verb} {field}; a service of kind `{kind}` takes {shown_forms(kind)}"
+        return ValidationFailed(message, errors=[FieldError(field=f"items.{at}.{field}", message=message)])
+    return None
+
+
+def shown_forms(kind: str) -> str:
+    """As `text, or text and reference`."""
+    return ", or ".join(" and ".join(form) for form in KINDS.get(kind, ())) or "anything"
+
+
+def _wrong_field(given: frozenset[str], forms: Sequence[Form]) -> str:
+    """What is missing of the form that is nearest, or else what is too much."""
+    nearest = max(forms, key=lambda form: len(given & set(form)) - len(given ^ set(form)))
+    missing = [name for name in nearest if name not in given]
+    return missing[0] if missing else min(given - set(nearest))

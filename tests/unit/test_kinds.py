@@ -1,0 +1,49 @@
+"""What an item of each kind of service has to have."""
+
+from typing import Any
+
+import pytest
+
+from arl_wire.kinds import KINDS, misfit
+from arl_wire.scores import ScoreItem
+
+PAIR = {"text": "a", "reference": "b"}
+MESSAGES = {"messages": [{"role": "user", "content": "hello"}]}
+TOKENS = {"token_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "field"),
+    [
+        ("similarity", {"text": "a"}, "reference"),
+        ("similarity", {}, "text"),
+        ("similarity", PAIR | TOKENS, "token_ids"),
+        ("classifier", PAIR, "reference"),
+        ("classifier", MESSAGES, "text"),
+        ("sequence-classifier", {"text": "a"} | MESSAGES, "messages"),
+        ("logprobs", {"text": "a"}, "token_ids"),
+        ("judge", TOKENS, "text"),
+        ("math", {"reference": "4"}, "text"),
+    ],
+)
+def test_what_a_kind_does_not_take_is_named(kind: str, item: dict[str, Any], field: str) -> None:
+    refusal = misfit(kind, [ScoreItem.model_validate(each) for each in (_good(kind), item)])
+    assert refusal is not None
+    assert refusal.errors[0].field == f"items.1.{field}"
+    assert f"a service of kind `{kind}` takes " in refusal.detail
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_takes_is_accepted(kind: str) -> None:
+    assert misfit(kind, [ScoreItem.model_validate(_good(kind))]) is None
+
+
+def test_tokens_and_messages_count_as_characters() -> None:
+    assert ScoreItem.model_validate(TOKENS).characters == 8
+    assert ScoreItem.model_validate(MESSAGES).characters == 5
+
+
+def _good(kind: str) -> dict[str, Any]:
+    everything = PAIR | MESSAGES | TOKENS
+    forms = KINDS[kind] or (("text",),)
+    return {name: everything[name] for name in forms[0]}
