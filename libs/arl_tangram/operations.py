@@ -28,6 +28,7 @@ from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPag
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
 
 __all__ = [
+    "REPLY_MARGIN_S",
     "ActionFailed",
     "BatchRefused",
     "Call",

@@ -7,15 +7,20 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from pydantic import ValidationError
 
 from arl_core.states import Outcome
-from arl_tangram.operations import ActionFailed, Call, Operation, answered, run
+from arl_tangram.operations import REPLY_MARGIN_S, ActionFailed, Call, Operation, answered, run
 from arl_tangram.options import failed_validation
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.scores import Score, ScoreItem
+from arl_wire.scoring import ScoreAnswer, ScoreRequest
 from arl_wire.services import RewardService, RewardServiceList
 
 __all__ = ["AsyncRewards", "Rewards", "ScoreOptions", "score_action", "scores_of"]
 
 Value = TypeVar("Value")
+OF_A_CALL = frozenset({"task", "trajectory", "step", "priority"})
+"""Options that do not need an action of one's own."""
+LONGEST_S = 600.0
+
 Item = ScoreItem | Mapping[str, Any] | tuple[str, str] | str
 """A text, a text and its reference, or whatever else the service's kind takes, by the names of `ScoreItem`."""
 
@@ -72,12 +77,13 @@ class Rewards:
         wait_timeout_s: float | None = None,
         **options: Unpack[ScoreOptions],
     ) -> list[Score]:
-        """Score items and wait for it: an entry for each, in their order.
+        """Score items and wait for it: an entry for each, in their order. An entry without a score has an `error`.
 
-        An entry without a score has an `error`. Raises `ActionFailed` where nothing was scored, and `WaitTimeout`.
+        With what others of the task ask for meanwhile it goes as one action; `Unavailable` where nothing came of it by
+        the service's fault or in `wait_timeout_s`. With an option that belongs to an action it is one by itself:
+        raises `ActionFailed` where nothing was scored, and `WaitTimeout`.
         """
-        action = score_action(service, items, **options)
-        return scores_of(self._run(run(action, timeout_s=wait_timeout_s, patience_s=self._patience_s)))
+        return self._run(_scored(service, items, wait_timeout_s, self._patience_s, options))
 
     def services(self) -> list[RewardService]:
         """The reward services that nodes offer."""
@@ -100,8 +106,7 @@ class AsyncRewards:
         wait_timeout_s: float | None = None,
         **options: Unpack[ScoreOptions],
     ) -> list[Score]:
-        action = score_action(service, items, **options)
-        return scores_of(await self._run(run(action, timeout_s=wait_timeout_s, patience_s=self._patience_s)))
+        return await self._run(_scored(service, items, wait_timeout_s, self._patience_s, options))
 
     async def services(self) -> list[RewardService]:
         return await self._run(_services(self._patience_s))
@@ -113,3 +118,15 @@ class AsyncRewards:
 def _services(patience_s: float) -> Operation[list[RewardService]]:
     call = Call(method="GET", path="/v1/services")
     return RewardServiceList.model_validate_json((yield from answered(call, patience_s))).items
+
+
+def _scored(
+    service: str, items: Sequence[Item], wait_timeout_s: float | None, patience_s: float, options: ScoreOptions
+) -> Operation[list[Score]]:
+    action = score_action(service, items, **options)
+    if not options.keys() <= OF_A_CALL:
+        return scores_of((yield from run(action, timeout_s=wait_timeout_s, patience_s=patience_s)))
+    within_s = min(wait_timeout_s or LONGEST_S, LONGEST_S)
+    body = ScoreRequest(service=service, items=action.items, within_s=within_s, **{"task": "score", **options})
+    call = Call(method="POST", path="/v1/scores", body=body, timeout_s=within_s + REPLY_MARGIN_S)
+    return ScoreAnswer.model_validate_json((yield from answered(call, patience_s))).scores

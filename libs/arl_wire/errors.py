@@ -41,6 +41,7 @@ __all__ = [
     "Internal",
     "NotFound",
     "NotRunning",
+    "NotScored",
     "Problem",
     "QueueFull",
     "RateLimited",
@@ -187,6 +188,10 @@ class TemplateUnknown(Unprocessable):
 
 class ServiceUnknown(Unprocessable):
     code, title = "service_unknown", "No node has this reward service"
+
+
+class NotScored(Unprocessable):
+    code, title = "not_scored", "An item has no score"
 
 
 class GangRefused(Unprocessable):

@@ -16,6 +16,7 @@ __all__ = [
     "AdmitRequest",
     "AdmitResponse",
     "AdmittedHint",
+    "AskedFor",
     "BeginsWith",
     "CancelWish",
     "ChangeNodeWish",
@@ -59,6 +60,16 @@ class AdmitItem(BaseModel):
     traceparent: str | None = None
     tracestate: str | None = None
     begins_with: "BeginsWith | None" = None
+    asked_for: list["AskedFor"] = Field(default_factory=list)
+
+
+class AskedFor(BaseModel):
+    """Whose the next `items` of a score action are, where it was put together from several calls."""
+
+    items: int
+    trajectory: str | None = None
+    step: int | None = None
+    traceparent: str | None = None
 
 
 class BeginsWith(BaseModel):

@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -9,7 +10,7 @@ from uuid import UUID
 
 from arl_core.model import Shape, slots_of
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
-from arl_wire.internal import AdmitItem, GangBody, QueuedAction
+from arl_wire.internal import AdmitItem, AskedFor, GangBody, QueuedAction
 
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
@@ -101,7 +102,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None
         labels=json.dumps(action.labels),
         traceparent=item.traceparent,
         tracestate=item.tracestate,
-        payload=json.dumps(_payload(action)),
+        payload=json.dumps(_payload(action, item.asked_for)),
         key=item.key,
         body_hash=item.body_hash or "" if item.key is not None else None,
         gang=gang.model_dump_json() if gang is not None else None,
@@ -162,10 +163,11 @@ def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: 
     return int.from_bytes(digest, signed=True)
 
 
-def _payload(action: SubmitAction) -> dict[str, Any]:
+def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, Any]:
     """What only the manager reads. Bytes in base64."""
     if action.kind == "score":
-        return {"service": action.service, "items": [item.model_dump(exclude_none=True) for item in action.items]}
+        scored = {"service": action.service, "items": [item.model_dump(exclude_none=True) for item in action.items]}
+        return scored | ({"asked_for": [each.model_dump() for each in asked_for]} if asked_for else {})
     return {
         "argv": action.argv,
         "source": action.source,

@@ -10,6 +10,8 @@ from arl_gateway.archive_routes import ARCHIVE
 from arl_gateway.archive_routes import router as archive_router
 from arl_gateway.archives import Archives
 from arl_gateway.auth import Keys
+from arl_gateway.compat.routers import PREFIXED
+from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.document import describe
 from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
@@ -20,6 +22,7 @@ from arl_gateway.live import ASK_S, Live
 from arl_gateway.live_routes import router as live_router
 from arl_gateway.node_routes import router as node_router
 from arl_gateway.nodes import NodeAdmin
+from arl_gateway.offered import Offered
 from arl_gateway.places import Places
 from arl_gateway.plan_routes import router as plan_router
 from arl_gateway.plans import Plans
@@ -30,6 +33,8 @@ from arl_gateway.rate import RateLimiter
 from arl_gateway.reward_routes import router as reward_router
 from arl_gateway.rewards import Rewards
 from arl_gateway.routes import admin, may_administer, router, trajectories
+from arl_gateway.score_routes import router as score_router
+from arl_gateway.scores import Scores
 from arl_gateway.service import Actions
 from arl_gateway.settings import GatewaySettings
 from arl_gateway.snapshot_routes import router as snapshot_router
@@ -41,6 +46,7 @@ from arl_gateway.traces import Traces
 from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
+from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Store, open_store
 from arl_store.wake import Listener
@@ -56,6 +62,8 @@ ROUTERS = (
     archive_router,
     snapshot_router,
     reward_router,
+    score_router,
+    *COMPATIBLE,
     trace_router,
     explain_router,
     admin,
@@ -76,13 +84,13 @@ def build(settings: GatewaySettings) -> FastAPI:
     waiters = Waiters(store, poll_s=settings.wait_poll_s)
     listener = Listener(url, name="gateway", on_wake=waiters.wake)
     metrics = metrics_of("gateway", store)
-    metrics.gauge_of("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
+    scores = Scores(actions, flights=settings.score_flights, max_waiting=settings.max_scores_waiting)
     environments = Environments(store, actions)
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)
-    metrics.gauge_of("output_followers", "Streams of live output", lambda: places.taken)
+    _show(metrics, waiters, scores, places)
     archives = Archives(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
 
     @asynccontextmanager
@@ -96,11 +104,13 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store)
+        app.state.offered, app.state.scores = Offered(app.state.rewards), scores
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         for each in (peers, nodes, listener):
             await each.start()
         waiters.start()
         yield
+        await scores.drain()
         await actions.drain()
         await waiters.stop()
         await listener.stop()
@@ -127,9 +137,16 @@ def build(settings: GatewaySettings) -> FastAPI:
     return app
 
 
+def _show(metrics: Metrics, waiters: Waiters, scores: Scores, places: Places) -> None:
+    metrics.gauge_of("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
+    metrics.gauge_of("waiting_scores", "Calls that wait for their scores", lambda: scores.waiting)
+    metrics.gauge_of("output_followers", "Streams of live output", lambda: places.taken)
+
+
 def _serve(app: FastAPI) -> None:
     for each in ROUTERS:
         app.include_router(each)
+    app.router.routes.extend(PREFIXED)
     describe(app)
 
 

@@ -1,6 +1,7 @@
 """Who is calling: an API key, looked up by its hash and remembered for a few seconds."""
 
 import time
+from base64 import b64decode
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -42,10 +43,10 @@ class Keys:
         self._revocations = 0
 
     async def caller(self, authorization: str | None) -> Caller:
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
+        key = _key_of(authorization or "")
+        if not key:
             raise Unauthenticated("send `Authorization: Bearer tk_…`; `tangram up` writes a key to its state directory")
-        caller = await self._lookup(sha256(key.strip().encode()).digest())
+        caller = await self._lookup(sha256(key.encode()).digest())
         if caller is None:
             raise Unauthenticated("this API key is unknown, expired or revoked")
         return caller
@@ -73,3 +74,17 @@ class Keys:
         if revocations == self._revocations:
             self._known[digest] = (until, caller)
         return caller
+
+
+def _key_of(authorization: str) -> str:
+    """A bearer's, or of `Basic` (RFC 7617) the password, else the user: clients that only take a URL send that."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        user, _, password = b64decode(given.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return ""
+    return password or user

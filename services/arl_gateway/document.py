@@ -31,6 +31,11 @@ TAGS = [
     {"name": "snapshots", "description": "What was written in an environment, for others to begin with"},
     {"name": "services", "description": "Reward models that score actions are answered by, and where they are"},
     {
+        "name": "compatibility",
+        "description": "Reward protocols that trainers speak already; each also below `/t/{task}`, `/services/{name}` "
+        "and both, and with `service`, `task`, `trajectory` and `step` in the query",
+    },
+    {
         "name": "admin",
         "description": "Nodes, keys, projects, queues and the audit of all rows; takes a key with an `admin` scope",
     },

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from arl_gateway.compat.examples import EXAMPLES as COMPATIBLE
+
 __all__ = ["EXAMPLES"]
 
 A_COMMAND: dict[str, Any] = {
@@ -87,5 +89,20 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "pause": {"summary": "Nothing of it starts", "value": {"paused": True}},
         "weight": {"summary": "Twice the share of a queue with weight 1", "value": {"weight": 2}},
     },
+    "score_items": {
+        "two": {
+            "summary": "Two answers and what is right",
+            "value": {
+                "service": "minilm",
+                "task": "qa",
+                "trajectory": "s12-p3-r5",
+                "items": [
+                    {"text": "It is Paris.", "reference": "Paris"},
+                    {"text": "It is Rome.", "reference": "Paris"},
+                ],
+            },
+        }
+    },
+    **COMPATIBLE,
     "change_project": {"weight": {"summary": "Half the share of a project with weight 1", "value": {"weight": 0.5}}},
 }

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from uuid import UUID
 
@@ -25,6 +25,7 @@ from arl_wire.internal import (
     AdmitItem,
     AdmitRequest,
     AdmitResponse,
+    AskedFor,
     BeginsWith,
     CancelWish,
     EndTrajectoryWish,
@@ -32,7 +33,7 @@ from arl_wire.internal import (
 )
 from arl_wire.scores import Score
 
-__all__ = ["Actions", "Trace", "is_known"]
+__all__ = ["Actions", "Admitted", "Trace", "is_known"]
 
 MAX_KEY = 255
 MAX_TRACESTATE = 512
@@ -57,9 +58,12 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Admitted:
+class Admitted:
+    """A durable action. What settles from `wakes` on is seen by whoever waits; what may have before is looked for."""
+
     id: UUID
     created: bool
+    wakes: int = -1
 
 
 class Actions:
@@ -71,7 +75,7 @@ class Actions:
         self._waiters = waiters
         self._admission_url = admission_url
         self._failpoints = failpoints or Failpoints()
-        self._submits: Batcher[AdmitItem, _Admitted] = Batcher(
+        self._submits: Batcher[AdmitItem, Admitted] = Batcher(
             self._admit, max_batch=500, max_waiting=WAITING, max_waiting_weight=WAITING_BYTES
         )
         self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(
@@ -90,14 +94,27 @@ class Actions:
     ) -> Action:
         """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
         item, weight = _item(action, caller, _checked_key(key), trace, begins_with)
-        wakes = self._waiters.wakes
-        admitted = await self._submits.submit(item, weight=weight)
+        return await self.outcome(await self._admitted(item, weight), caller, wait_s=wait_s)
+
+    async def admit(
+        self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]
+    ) -> Admitted:
+        """Durable when this returns. `asked_for`: whose items these are."""
+        item, weight = _item(action, caller, None, trace)
+        return await self._admitted(item.model_copy(update={"asked_for": list(asked_for)}), weight)
+
+    async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
+        """As it is now, or once it settled or `wait_s` have passed."""
         if wait_s > 0:
             # A new action settles with a wake; one that its key stood for already may have settled long ago.
-            look = not admitted.created or self._waiters.wakes != wakes
+            look = not admitted.created or self._waiters.wakes != admitted.wakes
             with self._waiters.watching([admitted.id], look=look) as watch:
                 await watch.changed(wait_s)
         return await self._read(admitted.id, caller)
+
+    async def _admitted(self, item: AdmitItem, weight: int) -> Admitted:
+        wakes = self._waiters.wakes
+        return replace(await self._submits.submit(item, weight=weight), wakes=wakes)
 
     async def submit_batch(
         self,
@@ -115,8 +132,8 @@ class Actions:
         checked = _checked_key(key)
         if gang and not any(isinstance(action, TangramError) for action in actions):
             return await self._submit_gang(actions, caller, key=checked, trace=trace)
-        answers: dict[int, _Admitted | BaseException] = {}
-        futures: dict[int, asyncio.Future[_Admitted]] = {}
+        answers: dict[int, Admitted | BaseException] = {}
+        futures: dict[int, asyncio.Future[Admitted]] = {}
         for index, action in enumerate(actions):
             if isinstance(action, TangramError):
                 answers[index] = action
@@ -266,10 +283,10 @@ class Actions:
         found = {(row.project_id, row.id): action_of(row) for row in rows}
         return [found.get(key) for key in wanted]
 
-    async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[_Admitted | Exception]:
+    async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[Admitted | Exception]:
         return await self._ask_admission(AdmitRequest(items=list(items)))
 
-    async def _ask_admission(self, request: AdmitRequest) -> Sequence[_Admitted | TangramError]:
+    async def _ask_admission(self, request: AdmitRequest) -> Sequence[Admitted | TangramError]:
         content = await self._peers.call(f"{self._admission_url}/internal/admit", request)
         self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
@@ -343,16 +360,16 @@ def _cursor(cursor: str | None) -> UUID | None:
         ) from None
 
 
-def _answer(answer: AdmitAnswer) -> _Admitted | TangramError:
+def _answer(answer: AdmitAnswer) -> Admitted | TangramError:
     if answer.problem is not None:
         return error_from(answer.problem)
     if answer.id is None:
         return TangramError("admission answered neither id nor problem")
-    return _Admitted(answer.id, answer.created)
+    return Admitted(answer.id, answer.created)
 
 
-def _batch_item(answer: _Admitted | BaseException, index: int) -> BatchItem:
-    if isinstance(answer, _Admitted):
+def _batch_item(answer: Admitted | BaseException, index: int) -> BatchItem:
+    if isinstance(answer, Admitted):
         return BatchItem(id=answer.id)
     if isinstance(answer, TangramError):
         return BatchItem(problem=problem_of_item(answer, index))

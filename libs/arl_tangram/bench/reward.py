@@ -1,5 +1,8 @@
 """What a score costs beside its forward: through the gateway, durable, one item a call and many.
 
+`single` and `batch` by the call that waits for its scores, which goes with others as one action; `action` by an action
+for each.
+
 The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart. Every score
 is compared with that of a forward without the system.
 """
@@ -10,8 +13,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -32,6 +36,7 @@ TASK = "reward"
 TOLERANCE = 1e-4
 MOST_WRONG = 2.0
 """Of two cosines."""
+Asked = Coroutine[Any, Any, "_Answer | None"]
 FORWARD = "tangram_gpu_forward_cpu_seconds_total"
 
 
@@ -86,21 +91,21 @@ def run_reward(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, floa
 
 
 async def _measure(system: OwnSystem, sizes: Sizes, say: Callable[[str], None]) -> dict[str, list[_Rate]]:
-    rows: dict[str, list[_Rate]] = {"single": [], "batch": []}
+    rows: dict[str, list[_Rate]] = {"single": [], "batch": [], "action": []}
     numbers = itertools.count()
     async with system.client() as client:
         if not await client.services():
             raise Unavailable(f"this machine has no {SERVICE}; `tangram doctor` says how to get it")
-        await asyncio.gather(*(_ask(client, next(numbers), 1) for _ in range(sizes.clients)))
+        await asyncio.gather(*(_call(client, next(numbers), 1) for _ in range(sizes.clients)))
         for repeat in range(sizes.repeats):
             say(f"repeat {repeat + 1} of {sizes.repeats}")
-            for name, items in (("single", 1), ("batch", sizes.items)):
-                rows[name].append(await _rate(system, client, sizes, numbers, items))
+            for name, ask, items in (("single", _call, 1), ("batch", _call, sizes.items), ("action", _act, 1)):
+                rows[name].append(await _rate(system, partial(ask, client), sizes, numbers, items))
     return rows
 
 
 async def _rate(
-    system: OwnSystem, client: AsyncTangram, sizes: Sizes, numbers: "itertools.count[int]", items: int
+    system: OwnSystem, ask: "partial[Asked]", sizes: Sizes, numbers: "itertools.count[int]", items: int
 ) -> _Rate:
     before, forward, own, begun = system.cpu_s(), await _forward_s(system), own_cpu_s(), time.monotonic()
     ends_at = begun + sizes.seconds
@@ -110,7 +115,7 @@ async def _rate(
         while time.monotonic() < ends_at:
             first, *_ = [next(numbers) for _ in range(items)]
             asked += items
-            if (answer := await _ask(client, first, items)) is not None:
+            if (answer := await ask(first, items)) is not None:
                 found.append(answer)
         return asked, found
 
@@ -122,8 +127,17 @@ async def _rate(
     return _Rate(answers, sum(asked for asked, _ in parts), wall_s, used, await _forward_s(system) - forward)
 
 
-async def _ask(client: AsyncTangram, first: int, items: int) -> _Answer | None:
-    """None where the action was lost or ended otherwise."""
+async def _call(client: AsyncTangram, first: int, items: int) -> _Answer | None:
+    """By the call that waits for its scores; None where there were none."""
+    try:
+        scores = await client.score(SERVICE, [_pair(first + at) for at in range(items)], task=TASK)
+    except Unavailable:
+        return None
+    return _Answer(first, [score.score for score in scores])
+
+
+async def _act(client: AsyncTangram, first: int, items: int) -> _Answer | None:
+    """By an action of its own; None where it was lost or ended otherwise."""
     action: Action = await client.run(score_action(SERVICE, [_pair(first + at) for at in range(items)], task=TASK))
     if action.outcome is not Outcome.OK or action.result is None or action.result.scores is None:
         return None

@@ -1,0 +1,66 @@
+"""Routes that are called once for each score: a body in, an answer out, and none of FastAPI's resolving in between."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from arl_gateway.routes import caller_of
+from arl_kit.app import json_only, validation_failed
+
+__all__ = ["CalledRoute", "unless_gone"]
+
+Answer = TypeVar("Answer")
+NOBODY = 499
+"""For the figures alone: the client went away."""
+
+
+class CalledRoute(APIRoute):
+    """Its endpoint takes `body`, a model, `caller`, `request` and `response`; FastAPI only documents it.
+
+    The key first, then the type of the body, then the body, as everywhere else. `response` has the headers that go
+    with the answer.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[..., Awaitable[Response]] = self.endpoint
+        model: type[BaseModel] = inspect.signature(endpoint).parameters["body"].annotation
+
+        async def handle(request: Request) -> Response:
+            response = Response()
+            del response.headers["content-length"]  # of that which is answered, and this is not
+            caller = await caller_of(request, response)
+            caller.must("actions:write")
+            await json_only(request)
+            try:
+                return await endpoint(_read(model, await request.body()), caller, request, response)
+            except ClientDisconnect:
+                return Response(status_code=NOBODY)
+
+        return handle
+
+
+async def unless_gone(request: Request, answering: Awaitable[Answer]) -> Answer:
+    """Raises `ClientDisconnect` where the client goes away before. The body has to be read."""
+    tasks = asked, gone = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            raise ClientDisconnect
+        return asked.result()
+    finally:
+        asked.cancel()
+        gone.cancel()
+
+
+def _read(model: type[BaseModel], content: bytes) -> BaseModel:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        found: list[Any] = error.errors(include_url=False, include_input=False)
+        raise validation_failed(found) from None

@@ -1,0 +1,1 @@
+"""Protocols that trainers speak already, each as its clients send and parse it. All lead to `arl_gateway.scores`."""

@@ -1,0 +1,66 @@
+"""What all compatible routes do: they hold a call until its scores are there, and fail as their clients understand."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from arl_gateway.auth import Caller
+from arl_gateway.called import CalledRoute, unless_gone
+from arl_gateway.compat.places import Place
+from arl_gateway.routes import trace_of
+from arl_gateway.scores import Ask, Scores, parts
+from arl_wire.errors import TooManyRequests, Unavailable
+from arl_wire.scores import Score, ScoreItem
+
+__all__ = ["CompatRoute", "answered", "score"]
+
+ACTION = "tangram-action"
+"""The header that names the action whose items these were, and the first of them."""
+
+
+class CompatRoute(CalledRoute):
+    """What is too much is 503 here: clients of these protocols come back after that, and die of a 4xx."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_patiently(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except TooManyRequests as error:
+                raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
+
+        return handle_patiently
+
+
+async def score(
+    items: Sequence[ScoreItem], place: Place, caller: Caller, request: Request, response: Response, *, within_s: float
+) -> Sequence[Score]:
+    """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time."""
+    scores: Scores = request.app.state.scores
+    trace = trace_of(request)
+    asks = [_ask(part, place, within_s) for part in parts(items)]
+    if not asks:
+        return []
+    scored = await unless_gone(request, asyncio.gather(*(scores.score(ask, caller, trace) for ask in asks)))
+    response.headers[ACTION] = f"{scored[0].action};first={scored[0].first}"
+    return [entry for each in scored for entry in each.entries]
+
+
+def _ask(items: Sequence[ScoreItem], place: Place, within_s: float) -> Ask:
+    return Ask(
+        service=place.service.name,
+        items=items,
+        task=place.task,
+        trajectory=place.trajectory,
+        step=place.step,
+        within_s=within_s,
+    )
+
+
+def answered(content: Any, response: Response) -> Response:
+    """JSON, with the headers that go with it."""
+    return Response(json.dumps(content), headers=dict(response.headers), media_type="application/json")

@@ -1,0 +1,70 @@
+"""What the OpenAPI document shows for the bodies of the compatible protocols, by operation id."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["EXAMPLES"]
+
+_PROMPT, _RESPONSE, _LABEL = "What is the capital of France?", "It is Paris.", "Paris"
+_TEXT = {"model": "rm", "input": f"{_PROMPT}\n{_RESPONSE}"}
+_CLASSIFY = {
+    "verl": {"summary": "As verl's reward loop asks: the raw logit", "value": {**_TEXT, "use_activation": False}},
+    "messages": {
+        "summary": "A conversation",
+        "value": {
+            "messages": [{"role": "user", "content": _PROMPT}, {"role": "assistant", "content": _RESPONSE}],
+        },
+    },
+}
+_SCORE = {
+    "texts": {"summary": "One text with each of two", "value": {"text_1": _PROMPT, "text_2": [_RESPONSE, _LABEL]}},
+    "items": {"summary": "As SGLang has it", "value": {"query": _PROMPT, "items": [_RESPONSE, _LABEL]}},
+}
+_RERANK = {
+    "documents": {
+        "summary": "The best one",
+        "value": {"query": _PROMPT, "documents": [_RESPONSE, "It is Rome."], "top_n": 1},
+    }
+}
+_OUTPUT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": _RESPONSE}]}
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "openrlhf_get_reward": {
+        "one": {
+            "summary": "One query a call, as OpenRLHF sends it",
+            "value": {"query": [f"{_PROMPT}{_RESPONSE}"], "prompts": [_PROMPT], "labels": [_LABEL]},
+        }
+    },
+    "slime_reward": {
+        "sample": {
+            "summary": "A sample with its label",
+            "value": {"prompt": _PROMPT, "response": _RESPONSE, "label": _LABEL},
+        }
+    },
+    "sglang_generate": {
+        "teacher": {
+            "summary": "The teacher of slime's on-policy distillation",
+            "value": {
+                "input_ids": [785, 6722, 315, 9625],
+                "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
+                "return_logprob": True,
+                "logprob_start_len": 0,
+            },
+        }
+    },
+    "vllm_classify": _CLASSIFY,
+    "vllm_pooling": {"text": {"summary": "A text", "value": _TEXT}},
+    "openai_embeddings": {"text": {"summary": "As verl asks SGLang", "value": _TEXT}},
+    "vllm_score": _SCORE,
+    "vllm_rerank": _RERANK,
+    "nemo_gym_verify": {
+        "rollout": {
+            "summary": "A rollout of a dataset with answers",
+            "value": {
+                "responses_create_params": {"input": [{"role": "user", "content": _PROMPT}]},
+                "response": {"output": [_OUTPUT]},
+                "expected_answer": _LABEL,
+            },
+        }
+    },
+}

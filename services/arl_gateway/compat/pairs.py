@@ -1,0 +1,100 @@
+"""vLLM's and SGLang's scores of pairs, and reranking as Jina and Cohere have it."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from arl_gateway.compat.asking import CompatRoute, answered, score
+from arl_gateway.compat.places import place_of
+from arl_gateway.compat.samples import number_of, pair
+from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S, said
+from arl_gateway.routes import Writer
+from arl_wire.errors import FieldError, ValidationFailed
+
+__all__ = ["router"]
+
+COMPARING = ("reranker", "relevance")
+Texts = str | list[str]
+
+router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
+
+
+class ScoreTexts(BaseModel):
+    """One pair of fields: vLLM's `text_1` and `text_2` and its later names, or SGLang's `query` and `items`."""
+
+    model: str | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    query: str | None = None
+    items: Texts | None = None
+    label_token_ids: list[int] | None = None
+
+
+class Document(BaseModel):
+    text: str
+
+
+class RerankRequest(BaseModel):
+    model: str | None = None
+    query: str
+    documents: list[str | Document] = Field(min_length=1)
+    top_n: int = Field(default=0, ge=0, description="0: all of them")
+
+
+@router.post("/score", operation_id="vllm_score", response_model=None, responses=DOCUMENTED)
+@router.post("/v1/score", include_in_schema=False)
+async def score_texts(body: ScoreTexts, caller: Writer, request: Request, response: Response) -> Response:
+    """One query with each of the others, or as many queries as others, in pairs."""
+    if body.label_token_ids is not None:
+        message = "scores here are of a comparing model; the probabilities of next tokens take a generating one"
+        raise ValidationFailed(message, errors=[FieldError(field="label_token_ids", message=message)])
+    place = await place_of(request, COMPARING, model=body.model)
+    pairs = _pairs(body)
+    items = [pair(place.service.kind, query, text, field="text_1") for query, text in pairs]
+    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
+    numbers = [number_of(entry, at) for at, entry in enumerate(entries)]
+    if body.query is not None:
+        usage = {"prompt_tokens": 0, "total_tokens": 0}
+        scoring = {"scores": [[each] for each in numbers], "model": place.service.name, "usage": usage}
+        return answered({**scoring, "object": "scoring"}, response)
+    data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(numbers)]
+    return answered(said("score", place, data=data), response)
+
+
+@router.post("/rerank", operation_id="vllm_rerank", response_model=None, responses=DOCUMENTED)
+@router.post("/v1/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank(body: RerankRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """The documents, the most relevant first."""
+    place = await place_of(request, COMPARING, model=body.model)
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    items = [pair(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
+    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
+    numbers = [number_of(entry, at) for at, entry in enumerate(entries)]
+    order = sorted(range(len(numbers)), key=lambda at: (-numbers[at], at))[: body.top_n or None]
+    results = [{"index": at, "document": {"text": texts[at]}, "relevance_score": numbers[at]} for at in order]
+    content = said("rerank", place, results=results)
+    return answered({name: content[name] for name in ("id", "model", "usage", "results")}, response)
+
+
+def _pairs(body: ScoreTexts) -> list[tuple[str, str]]:
+    named = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+    for one, other in (*named, ("query", "items")):
+        left: Any = getattr(body, one)
+        right: Any = getattr(body, other)
+        if left is None or right is None:
+            continue
+        lefts, rights = [left] if isinstance(left, str) else left, [right] if isinstance(right, str) else right
+        if len(lefts) == 1:
+            lefts = lefts * len(rights)
+        if len(lefts) != len(rights):
+            message = f"has {len(lefts)} texts and {other} has {len(rights)}; give one, or as many"
+            raise ValidationFailed(f"{one} {message}", errors=[FieldError(field=one, message=message)])
+        return list(zip(lefts, rights, strict=True))
+    message = "give text_1 and text_2, or queries and documents, or query and items"
+    raise ValidationFailed(message, errors=[FieldError(field="text_1", message=message)])

@@ -1,0 +1,91 @@
+"""Which service a request means, and for which task and trajectory: by path, query, header or `model`.
+
+Clients of these routes can set a URL and rarely more, so all of it may be in the URL:
+`/t/{task}/services/{service}/get_reward?trajectory=…&step=…`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from pydantic import Field, ValidationError
+
+from arl_gateway.offered import Offered
+from arl_kit.app import validation_failed
+from arl_wire.actions import Name
+from arl_wire.base import Strict
+from arl_wire.errors import FieldError, NotFound
+from arl_wire.scores import ServiceName
+from arl_wire.services import RewardService
+
+__all__ = ["Place", "place_of"]
+
+HEADER = "tangram-"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A service that there is, and whose the request is."""
+
+    service: RewardService
+    task: str
+    trajectory: str | None
+    step: int | None
+
+
+class _Said(Strict):
+    service: ServiceName | None = None
+    task: Name = "score"
+    trajectory: Name | None = None
+    step: int | None = Field(default=None, ge=0, le=2**31 - 1)
+
+
+async def place_of(request: Request, kinds: Sequence[str], *, model: str | None = None) -> Place:
+    """A service that is named has to be there. A `model` may be one's name; often it is a path of the client's own.
+
+    Where nothing names one it is the only service, or the only one of `kinds`. Raises `NotFound`.
+    """
+    said = _said(request)
+    services = {each.name: each for each in await _offered(request)}
+    named = said.service or (model if model in services else None)
+    if named is None:
+        service = _only(list(services.values()), kinds)
+    elif named in services:
+        service = services[named]
+    else:
+        raise _missing(f"there is no reward service {named!r}", services)
+    return Place(service, said.task, said.trajectory, said.step)
+
+
+def _said(request: Request) -> _Said:
+    """The path says most, then the query, then headers."""
+    found: dict[str, Any] = {}
+    for name in _Said.model_fields:
+        given = request.path_params.get(name) or request.query_params.get(name) or request.headers.get(HEADER + name)
+        if given:
+            found[name] = given
+    try:
+        return _Said.model_validate(found)
+    except ValidationError as error:
+        wrong: list[Any] = error.errors(include_url=False, include_input=False)
+        raise validation_failed([{**each, "loc": ("query", *each["loc"])} for each in wrong]) from None
+
+
+async def _offered(request: Request) -> Sequence[RewardService]:
+    offered: Offered = request.app.state.offered
+    return await offered.services()
+
+
+def _only(services: Sequence[RewardService], kinds: Sequence[str]) -> RewardService:
+    fitting = [each for each in services if each.kind in kinds]
+    for candidates in (fitting, services if not fitting else ()):
+        if len(candidates) == 1:
+            return candidates[0]
+    what = "several reward services would do" if fitting else "no reward service is named, and there is not just one"
+    raise _missing(f"{what}; name it in the path, /services/NAME/…", {each.name: each for each in services})
+
+
+def _missing(what: str, services: Mapping[str, RewardService]) -> NotFound:
+    message = f"{what}; there is {', '.join(sorted(services)) or 'none'}"
+    return NotFound(message, errors=[FieldError(field="service", message=message)])

@@ -1,0 +1,22 @@
+"""The routes at the root, and below `/t/{task}` and `/services/{service}` for clients that can only be given a URL."""
+
+from fastapi import APIRouter
+from starlette.routing import Mount
+
+from arl_gateway.compat import models, nemo_gym, openrlhf, pairs, slime, vllm
+
+__all__ = ["PREFIXED", "ROUTERS"]
+
+ROUTERS = tuple(each.router for each in (openrlhf, slime, vllm, pairs, nemo_gym, models))
+PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}")
+
+
+def _all() -> APIRouter:
+    """One router that has them all. It is not documented again: its paths are those of the root with a prefix."""
+    joined = APIRouter()
+    for each in ROUTERS:
+        joined.include_router(each)
+    return joined
+
+
+PREFIXED = [Mount(prefix, app=_all()) for prefix in PREFIXES]

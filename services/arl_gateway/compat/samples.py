@@ -1,0 +1,79 @@
+"""What trainers send about one sample, as the item that the kind of a service takes; and a score's number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from arl_kit.app import validation_failed
+from arl_wire.errors import FieldError, NotScored, ValidationFailed
+from arl_wire.kinds import KINDS
+from arl_wire.scores import Message, Score, ScoreItem
+
+__all__ = ["Sample", "item_of", "number_of", "pair", "text_item"]
+
+OF_A_QUERY = frozenset({"relevance", "reranker"})
+"""Kinds whose reference is what was asked; that of others is what is right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A prompt and its response. `whole`: both, as a template joins them, where the trainer sent that."""
+
+    prompt: str
+    response: str
+    label: str | None = None
+    whole: str | None = None
+    messages: Sequence[Message] | None = None
+    """The prompt and the response as a conversation."""
+
+
+def item_of(kind: str, sample: Sample, *, field: str) -> ScoreItem:
+    """Raises `ValidationFailed`, naming `field`, for what the kind needs and the sample has not."""
+    forms = KINDS.get(kind, ()) or (("text", "reference"), ("text",))
+    reference = sample.prompt if kind in OF_A_QUERY else sample.label
+    whole = sample.whole if sample.whole is not None else sample.prompt + sample.response
+    if reference is not None and ("text", "reference") in forms:
+        return _item(field, text=sample.response, reference=reference)
+    if sample.messages is not None and ("messages",) in forms:
+        return _item(field, messages=list(sample.messages))
+    if ("text",) in forms:
+        return _item(field, text=whole if ("text", "reference") not in forms else sample.response)
+    what = "a label" if ("text", "reference") in forms else "tokens, which this route does not carry"
+    raise _refused(f"a service of kind `{kind}` needs {what}", field)
+
+
+def text_item(kind: str, text: str | Sequence[int], *, field: str) -> ScoreItem:
+    """One text, or its tokens, for a kind that scores texts by themselves."""
+    form = ("text",) if isinstance(text, str) else ("token_ids",)
+    if (forms := KINDS.get(kind, ())) and form not in forms:
+        raise _refused(f"a service of kind `{kind}` takes no {form[0]} by itself", field)
+    return _item(field, text=text) if isinstance(text, str) else _item(field, token_ids=list(text))
+
+
+def pair(kind: str, query: str, document: str, *, field: str) -> ScoreItem:
+    if (forms := KINDS.get(kind, ())) and ("text", "reference") not in forms:
+        raise _refused(f"a service of kind `{kind}` compares nothing", field)
+    return _item(field, text=document, reference=query)
+
+
+def number_of(entry: Score, at: int) -> float:
+    """Raises `NotScored`: whoever wants a number gets none that was not computed."""
+    if entry.score is not None:
+        return entry.score
+    why = f"{entry.error.code}: {entry.error.message}" if entry.error is not None else "it has no score"
+    message = f"item {at} was not scored: {why}"
+    raise NotScored(message, errors=[FieldError(field=f"items.{at}", message=message)])
+
+
+def _item(field: str, **given: Any) -> ScoreItem:
+    try:
+        return ScoreItem(**given)
+    except ValidationError as error:
+        wrong: list[Any] = error.errors(include_url=False, include_input=False)
+        raise validation_failed([{**each, "loc": (field,)} for each in wrong]) from None
+
+
+def _refused(message: str, field: str) -> ValidationFailed:
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])

@@ -1,0 +1,116 @@
+"""slime's remote reward and the teacher of its on-policy distillation, which speaks SGLang's `/generate`.
+
+`slime/rollout/rm_hub/__init__.py` (`--rm-type remote_rm`) and `examples/on_policy_distillation` of THUDM/slime.
+
+The reward's client waits 120 s and tries ten times with a growing pause.
+"""
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from arl_gateway.compat.asking import CompatRoute, answered, score
+from arl_gateway.compat.places import place_of
+from arl_gateway.compat.samples import Sample, item_of, number_of, text_item
+from arl_gateway.routes import ANY, BODY, Writer
+from arl_kit.app import documented
+from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
+from arl_wire.scores import Message, Score
+
+__all__ = ["router"]
+
+REWARD_WITHIN_S = 110.0
+TEACHER_WITHIN_S = 280.0
+"""aiohttp's own limit is 300 s."""
+REWARDS = ("classifier", "sequence-classifier", "math", "exact")
+TEACHERS = ("logprobs",)
+DOCUMENTED = documented(*ANY, *BODY, NotFound, NotScored, ServiceUnknown)
+
+router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
+
+
+class SampleRequest(BaseModel):
+    prompt: str | list[Message]
+    response: str
+    label: Any = None
+
+
+class SamplingParams(BaseModel):
+    max_new_tokens: int = Field(default=0, le=0, description="Nothing is generated here")
+
+
+class GenerateRequest(BaseModel):
+    """Of SGLang's `/generate`, what asks for the log-probabilities of given tokens."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: SamplingParams = SamplingParams()
+    return_logprob: bool = True
+    logprob_start_len: int = Field(default=0, ge=-1)
+
+
+@router.post("/slime/reward", operation_id="slime_reward", response_model=float, responses=DOCUMENTED)
+async def slime_reward(body: SampleRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """slime's remote reward: one sample, answered by a bare number."""
+    place = await place_of(request, REWARDS)
+    item = item_of(place.service.kind, _sample(body), field="label")
+    (entry,) = await score([item], place, caller, request, response, within_s=REWARD_WITHIN_S)
+    return answered(number_of(entry, 0), response)
+
+
+@router.post("/generate", operation_id="sglang_generate", response_model=None, responses=DOCUMENTED)
+async def generate(body: GenerateRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """SGLang's form for a teacher: log-probabilities of the tokens that are given, and none generated."""
+    place = await place_of(request, TEACHERS)
+    given = _given(body)
+    items = [text_item(place.service.kind, each, field=field) for field, each in given]
+    entries = await score(items, place, caller, request, response, within_s=TEACHER_WITHIN_S)
+    said = [_said(entry, at, max(0, body.logprob_start_len)) for at, entry in enumerate(entries)]
+    return answered(said if _is_many(body) else said[0], response)
+
+
+def _sample(body: SampleRequest) -> Sample:
+    label = body.label if body.label is None or isinstance(body.label, str) else json.dumps(body.label)
+    if isinstance(body.prompt, str):
+        return Sample(prompt=body.prompt, response=body.response, label=label)
+    prompt = "\n".join(message.content for message in body.prompt)
+    messages = [*body.prompt, Message(role="assistant", content=body.response)]
+    return Sample(prompt=prompt, response=body.response, label=label, messages=messages)
+
+
+def _given(body: GenerateRequest) -> list[tuple[str, str | list[int]]]:
+    """Each sequence, and the name of the field that it came in."""
+    if (body.text is None) == (body.input_ids is None):
+        message = "give one of text and input_ids"
+        raise ValidationFailed(message, errors=[FieldError(field="text", message=message)])
+    if isinstance(body.text, str):
+        return [("text", body.text)]
+    if body.text is not None:
+        return [(f"text.{at}", each) for at, each in enumerate(body.text)]
+    ids: Any = body.input_ids
+    return [(f"input_ids.{at}", each) for at, each in enumerate(ids)] if _is_many(body) else [("input_ids", ids)]
+
+
+def _is_many(body: GenerateRequest) -> bool:
+    if body.text is not None:
+        return not isinstance(body.text, str)
+    return bool(body.input_ids and isinstance(body.input_ids[0], list))
+
+
+def _said(entry: Score, at: int, start: int) -> dict[str, Any]:
+    if entry.logprobs is None or entry.token_ids is None:
+        number_of(entry, at)
+        message = f"item {at}: this service gives no log-probabilities"
+        raise NotScored(message, errors=[FieldError(field="service", message=message)])
+    known = [[logprob, token, None] for logprob, token in zip(entry.logprobs, entry.token_ids, strict=True)]
+    meta = {
+        "finish_reason": {"type": "length", "length": 0},
+        "prompt_tokens": len(known),
+        "completion_tokens": 0,
+        "cached_tokens": 0,
+        "input_token_logprobs": known[start:],
+        "output_token_logprobs": [],
+    }
+    return {"text": "", "output_ids": [], "meta_info": meta}

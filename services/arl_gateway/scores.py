@@ -1,0 +1,259 @@
+"""Scores for callers who wait for them: what is asked for meanwhile becomes one action.
+
+A row of its own for each call is more than half of what a score costs besides its forward (README, Decisions). So at
+most a few actions of one project, task and service are unsettled at a time, and calls that come meanwhile wait here
+and go together as the next one. A lone call goes at once. Nothing is scored before its action is durable, the action
+says whose each item is, and a call that fails by itself takes no other with it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import UUID
+
+from arl_core.states import Outcome
+from arl_gateway.auth import Caller
+from arl_gateway.service import Actions, Admitted, Trace
+from arl_wire.actions import Action, SubmitAction
+from arl_wire.errors import QueueFull, Unavailable, ValidationFailed
+from arl_wire.internal import AskedFor
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem
+
+__all__ = ["Ask", "Scored", "Scores", "parts"]
+
+Each = TypeVar("Each")
+
+RETRIES = 2
+"""Of an action after an infra_error: a score may always be computed again."""
+LOOK_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What one call wants scored, within `within_s`."""
+
+    service: str
+    items: Sequence[ScoreItem]
+    task: str
+    trajectory: str | None = None
+    step: int | None = None
+    priority: int = 0
+    within_s: float = 55.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The entries of a call, in order: items `first` and following of an action."""
+
+    action: UUID
+    first: int
+    entries: Sequence[Score]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    ask: Ask
+    caller: Caller
+    trace: Trace
+    ends_at: float
+    """By the monotonic clock."""
+    answer: "asyncio.Future[Scored]"
+    lane: "_Lane"
+    flight: "_Flight | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One action, and who still waits for it."""
+
+    calls: list[_Call]
+    task: "asyncio.Task[None] | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """What can go together: of one project, task, service and priority."""
+
+    key: tuple[int, str, str, int]
+    waiting: deque[_Call] = field(default_factory=deque)
+    flights: int = 0
+
+
+class Scores:
+    """`flights`: unsettled actions of one lane; one is scored while the next one waits, and a third gathers."""
+
+    def __init__(self, actions: Actions, *, flights: int, max_waiting: int) -> None:
+        self._actions = actions
+        self._flights, self._max_waiting = flights, max_waiting
+        self._lanes: dict[tuple[int, str, str, int], _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.waiting = 0
+        """Calls that have no answer yet."""
+
+    async def score(self, ask: Ask, caller: Caller, trace: Trace) -> Scored:
+        """Raises `Unavailable` where nothing came of it in time or by our fault, and what admission refuses with.
+
+        Whoever is cancelled waits no more; an action for which nobody waits is cancelled.
+        """
+        if self.waiting >= self._max_waiting:
+            raise Unavailable("too many calls wait for scores already; try again", retry_after_s=1)
+        call = self._entered(ask, caller, trace)
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(ask.within_s):
+                return await call.answer
+        except TimeoutError:
+            message = f"not scored within {ask.within_s:g} s; try again"
+            raise Unavailable(message, retry_after_s=1) from None
+        finally:
+            self.waiting -= 1
+            self._leave(call)
+
+    async def drain(self) -> None:
+        """Until every call is answered."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _entered(self, ask: Ask, caller: Caller, trace: Trace) -> _Call:
+        key = caller.project_id, ask.task, ask.service, ask.priority
+        lane = self._lanes.setdefault(key, _Lane(key))
+        answer: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        call = _Call(ask, caller, trace, time.monotonic() + ask.within_s, answer, lane)
+        lane.waiting.append(call)
+        self._go_on(lane)
+        return call
+
+    def _leave(self, call: _Call) -> None:
+        """Answered, or gone: what nobody waits for is not scored."""
+        call.answer.cancel()
+        if call.flight is None:
+            if call in call.lane.waiting:
+                call.lane.waiting.remove(call)
+            self._forget(call.lane)
+        elif call.flight.task is not None and all(each.answer.done() for each in call.flight.calls):
+            call.flight.task.cancel()
+
+    def _go_on(self, lane: _Lane) -> None:
+        while lane.waiting and lane.flights < self._flights:
+            lane.flights += 1
+            flight = _Flight(_together(lane.waiting, lambda call: call.ask.items))
+            for call in flight.calls:
+                call.flight = flight
+            flight.task = asyncio.create_task(self._fly(lane, flight), name="scores")
+            self._tasks.add(flight.task)
+            flight.task.add_done_callback(self._tasks.discard)
+
+    async def _fly(self, lane: _Lane, flight: _Flight) -> None:
+        try:
+            await self._answer(flight.calls)
+        finally:
+            lane.flights -= 1
+            self._go_on(lane)
+            self._forget(lane)
+
+    def _forget(self, lane: _Lane) -> None:
+        if not lane.flights and not lane.waiting:
+            self._lanes.pop(lane.key, None)
+
+    async def _answer(self, calls: Sequence[_Call]) -> None:
+        try:
+            action = await self._settled(calls)
+        except ValidationFailed as error:
+            if len(calls) == 1:
+                _fail(calls, error)
+            for call in calls if len(calls) > 1 else ():
+                await self._answer([call])
+        except Exception as error:  # noqa: BLE001 - it is handed to everyone whose items these are
+            _fail(calls, error)
+        else:
+            _hand_out(action, calls)
+
+    async def _settled(self, calls: Sequence[_Call]) -> Action:
+        """Raises what admission refuses with. Where nobody waits any more this is cancelled, and the action with it."""
+        caller = calls[0].caller
+        admitted = await self._admitted(calls, caller)
+        try:
+            action = await self._actions.outcome(admitted, caller, wait_s=LOOK_S)
+            while action.settled_at is None:
+                action = await self._actions.get(admitted.id, caller, wait_s=LOOK_S)
+        except BaseException:
+            await asyncio.shield(self._actions.cancel(admitted.id, caller))
+            raise
+        return action
+
+    async def _admitted(self, calls: Sequence[_Call], caller: Caller) -> Admitted:
+        """Held back while the queue is full: for whoever waits here, a refusal would only be more requests."""
+        asked_for = [_asked_for(call) for call in calls]
+        while True:
+            try:
+                return await self._actions.admit(_action(calls), caller, trace=calls[0].trace, asked_for=asked_for)
+            except QueueFull as full:
+                await asyncio.sleep(full.retry_after_s or 1)
+
+
+def parts(items: Sequence[ScoreItem]) -> list[Sequence[ScoreItem]]:
+    """Each as many of the next items as one action can hold."""
+    waiting = deque((item,) for item in items)
+    found: list[Sequence[ScoreItem]] = []
+    while waiting:
+        found.append([item for (item,) in _together(waiting, lambda one: one)])
+    return found
+
+
+def _together(waiting: deque[Each], items_of: Callable[[Each], Sequence[ScoreItem]]) -> list[Each]:
+    """Taken from the left while one action can hold them, and one in any case."""
+    taken: list[Each] = []
+    items = characters = 0
+    while waiting:
+        following = items_of(waiting[0])
+        items, characters = items + len(following), characters + sum(item.characters for item in following)
+        if taken and (items > MAX_ITEMS or characters > MAX_CHARACTERS):
+            break
+        taken.append(waiting.popleft())
+    return taken
+
+
+def _action(calls: Sequence[_Call]) -> SubmitAction:
+    """Of no use once nobody waits for it any more."""
+    first = calls[0].ask
+    trajectories, steps = {call.ask.trajectory for call in calls}, {call.ask.step for call in calls}
+    return SubmitAction(
+        kind="score",
+        task=first.task,
+        trajectory=first.trajectory if len(trajectories) == 1 else None,
+        step=first.step if len(steps) == 1 else None,
+        service=first.service,
+        items=[item for call in calls for item in call.ask.items],
+        priority=first.priority,
+        deadline_s=max(1.0, max(call.ends_at for call in calls) - time.monotonic()),
+        retries=RETRIES,
+    )
+
+
+def _asked_for(call: _Call) -> AskedFor:
+    ask = call.ask
+    return AskedFor(items=len(ask.items), trajectory=ask.trajectory, step=ask.step, traceparent=call.trace.parent)
+
+
+def _hand_out(action: Action, calls: Sequence[_Call]) -> None:
+    entries = action.result.scores if action.result is not None else None
+    if entries is None or action.outcome not in (Outcome.OK, Outcome.USER_ERROR):
+        # Our trouble is nobody's reward: a client that understands 503 comes back.
+        why = f"{action.outcome}, {action.reason or action.message or 'for no stated reason'}"
+        _fail(calls, Unavailable(f"action {action.id} was not scored: {why}; try again", retry_after_s=1))
+        return
+    first = 0
+    for call in calls:
+        following = first + len(call.ask.items)
+        if not call.answer.done():
+            call.answer.set_result(Scored(action.id, first, entries[first:following]))
+        first = following
+
+
+def _fail(calls: Sequence[_Call], error: Exception) -> None:
+    for call in calls:
+        if not call.answer.done():
+            call.answer.set_exception(error)

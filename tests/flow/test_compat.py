@@ -1,0 +1,168 @@
+"""Reward protocols of trainers, answered by the scheduler's own line: together, durable, and never a 0 by accident."""
+
+import asyncio
+import json
+import signal
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from support.conditions import eventually
+from support.postgres import Databases
+from support.system import API_KEY, System, running_system
+
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "minilm_reference.json").read_text())
+TEXTS: list[str] = REFERENCE["texts"]
+COSINES = np.array(REFERENCE["embeddings"]) @ np.array(REFERENCE["embeddings"]).T
+SHORT = [at for at, text in enumerate(TEXTS) if len(text) < 100]
+TOLERANCE = 1e-4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, scores=True) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+async def json_of(api: httpx.AsyncClient, path: str, body: Any, **options: Any) -> Any:
+    answer = await api.post(path, json=body, **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def about(score: float) -> Any:
+    return pytest.approx(score, abs=TOLERANCE)
+
+
+class TestTogether:
+    async def test_calls_at_once_are_few_actions_and_each_gets_its_own_scores(self, api: httpx.AsyncClient) -> None:
+        pairs = [(SHORT[at % 8], SHORT[at // 8 % 8]) for at in range(64)]
+
+        async def call(at: int, one: int, other: int) -> tuple[str, float]:
+            item = {"text": TEXTS[one], "reference": TEXTS[other]}
+            body = {"service": "minilm", "task": "together", "trajectory": f"t{at}", "items": [item]}
+            said = await json_of(api, "/v1/scores", body)
+            return said["action"], said["scores"][0]["score"]
+
+        found = await asyncio.gather(*(call(at, *pair) for at, pair in enumerate(pairs)))
+        assert [score for _, score in found] == [about(COSINES[pair]) for pair in pairs]
+        listed = (await api.get("/v1/actions", params={"task": "together", "limit": 100})).json()["items"]
+        assert {action["id"] for action in listed} == {action for action, _ in found}
+        assert len(listed) < 32
+        assert {action["outcome"] for action in listed} == {"ok"}
+
+    async def test_an_item_that_its_service_does_not_take_fails_alone(self, api: httpx.AsyncClient) -> None:
+        good = {"text": TEXTS[0], "reference": TEXTS[1]}
+
+        async def call(item: dict[str, str]) -> httpx.Response:
+            return await api.post("/v1/scores", json={"service": "minilm", "task": "apart", "items": [item]})
+
+        answers = await asyncio.gather(*(call({"text": "x"} if at % 4 == 3 else good) for at in range(12)))
+        assert [answer.status_code for answer in answers] == [422 if at % 4 == 3 else 200 for at in range(12)]
+        assert answers[3].json()["errors"][0]["field"] == "items.0.reference"
+
+    async def test_what_nobody_waits_for_any_more_is_cancelled(self, api: httpx.AsyncClient, system: System) -> None:
+        system.processes["scheduler"].send_signal(signal.SIGSTOP)
+        body = {"service": "minilm", "task": "gone", "items": [{"text": "a", "reference": "b"}]}
+        with pytest.raises(httpx.ReadTimeout):
+            await api.post("/v1/scores", json=body, timeout=0.5)
+        answer = await api.post("/v1/scores", json={**body, "within_s": 0.5})
+        assert (answer.status_code, answer.json()["code"], "retry-after" in answer.headers) == (
+            503,
+            "unavailable",
+            True,
+        )
+
+        async def are_unwanted() -> bool:
+            listed = (await api.get("/v1/actions", params={"task": "gone"})).json()["items"]
+            return [action.get("cancel_requested") for action in listed] == [True, True]
+
+        await eventually(are_unwanted)
+        system.processes["scheduler"].send_signal(signal.SIGCONT)
+
+
+class TestOpenRlhf:
+    async def test_a_query_is_compared_with_its_label(self, api: httpx.AsyncClient) -> None:
+        body = {"query": [f"Q: {TEXTS[0]}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
+        said = await json_of(api, "/get_reward", body)
+        assert said == {
+            "rewards": [about(COSINES[0, 1])],
+            "scores": [about(COSINES[0, 1])],
+            "extra_logs": {"truncated": [0.0]},
+        }
+
+    async def test_later_addresses_get_nothing_and_answer_nothing(self, api: httpx.AsyncClient) -> None:
+        said = await json_of(api, "/get_reward", {"query": [], "prompts": [], "labels": []})
+        assert said["rewards"] == []
+
+    async def test_what_has_no_score_is_no_zero(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/get_reward", json={"query": [""], "prompts": [""], "labels": ["x"]})
+        assert (answer.status_code, answer.json()["code"]) == (422, "not_scored")
+        answer = await api.post("/get_reward", json={"query": ["x"], "prompts": [], "labels": ["x"]})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "prompts")
+
+
+class TestWhose:
+    async def test_all_of_it_may_be_in_the_address(self, system: System, api: httpx.AsyncClient) -> None:
+        body = {"prompt": "Q: ", "response": TEXTS[2], "label": TEXTS[3]}
+        async with httpx.AsyncClient(base_url=system.url.replace("//", f"//{API_KEY}@")) as without_headers:
+            path = "/t/by-address/services/minilm/slime/reward?trajectory=r7&step=3"
+            assert await json_of(without_headers, path, body) == about(COSINES[2, 3])
+        [action] = (await api.get("/v1/actions", params={"task": "by-address"})).json()["items"]
+        assert action["trajectory"] == "r7"
+
+    async def test_a_key_may_be_the_password(self, system: System) -> None:
+        said = b64encode(f"trainer:{API_KEY}".encode()).decode()
+        async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Basic {said}"}) as client:
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "minilm"
+            wrong = await client.get("/v1/models", headers={"authorization": "Basic !"})
+        assert wrong.status_code == 401
+
+    async def test_a_service_that_is_not_there_is_said(self, api: httpx.AsyncClient) -> None:
+        body = {"query": ["x"], "prompts": [""], "labels": ["x"]}
+        answer = await api.post("/services/nothing/get_reward", json=body)
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "service")
+        assert "minilm" in answer.json()["detail"]
+
+
+class TestVllm:
+    async def test_pairs_are_scored_one_with_each(self, api: httpx.AsyncClient) -> None:
+        body = {"model": "/models/rm", "text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}
+        said = await json_of(api, "/score", body)
+        assert [each["score"] for each in said["data"]] == [about(COSINES[0, 1]), about(COSINES[0, 2])]
+        assert (said["object"], said["model"], said["data"][1]["index"]) == ("list", "minilm", 1)
+        said = await json_of(api, "/v1/score", {"query": TEXTS[0], "items": [TEXTS[1]]})
+        assert (said["scores"], said["object"]) == ([[about(COSINES[0, 1])]], "scoring")
+
+    async def test_documents_come_back_the_best_first(self, api: httpx.AsyncClient) -> None:
+        documents = [TEXTS[at] for at in SHORT]
+        said = await json_of(api, "/v1/rerank", {"query": TEXTS[SHORT[0]], "documents": documents, "top_n": 3})
+        best = sorted(range(len(SHORT)), key=lambda at: -COSINES[SHORT[0], SHORT[at]])[:3]
+        assert [each["index"] for each in said["results"]] == best
+        assert said["results"][0]["document"] == {"text": documents[best[0]]}
+
+    async def test_a_thousand_documents_are_as_many_actions_as_it_takes(self, api: httpx.AsyncClient) -> None:
+        documents = [TEXTS[SHORT[at % 8]] for at in range(1000)]
+        said = await json_of(api, "/rerank", {"query": TEXTS[SHORT[0]], "documents": documents})
+        assert sorted(each["index"] for each in said["results"]) == list(range(1000))
+
+    async def test_what_a_service_cannot_do_is_refused(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/classify", json={"input": "x"})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input")
+        answer = await api.post("/v1/score", json={"query": "x", "items": ["y"], "label_token_ids": [1]})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "label_token_ids")
+
+
+async def test_a_rollout_is_verified_and_comes_back_with_its_reward(api: httpx.AsyncClient) -> None:
+    output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXTS[0]}]}]
+    body = {"responses_create_params": {"input": "?"}, "response": {"output": output}, "expected_answer": TEXTS[1]}
+    said = await json_of(api, "/verify", body)
+    assert said == {**body, "reward": about(COSINES[0, 1])}
