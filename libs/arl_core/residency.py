@@ -5,9 +5,11 @@
 A resident service stays until another one needs its space (evict on execution), and never leaves while it is in use.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from arl_core.eviction import Candidate, Eviction, Use, leaving, victims
 
 __all__ = ["Busy", "Holding", "Occupancy", "Residence", "WrongState"]
 
@@ -19,6 +21,9 @@ class Residence(StrEnum):
     HOST = "host"  # in host memory, ready to be copied
     RESTORING = "restoring"  # being copied; its bytes on the device are taken
     RESIDENT = "resident"  # on the device, usable
+
+
+UNUSED = Use()
 
 
 class Busy(Exception):
@@ -37,6 +42,11 @@ class Holding:
     users: int = 0
     used_at: int = 0
     """The turn of its last use."""
+    restored_at: int = 0
+    """The turn of its arrival on the device."""
+    restore_s: float = 0.0
+    """What its last copy took; 0 before the first."""
+    use: Use = UNUSED
     pinned: bool = False
     """Never evicted for another one."""
 
@@ -69,22 +79,34 @@ class Occupancy:
     def of(self, name: str) -> Holding:
         return self.services.get(name, Holding())
 
-    def evictions_for(self, name: str) -> tuple[str, ...] | None:
-        """Idle services to evict, the least recently used first, until `name` fits; None where it can't fit now."""
-        missing = self.of(name).size - self.free
-        leaving: list[str] = []
-        for other in self.idle():
-            if missing <= 0:
-                break
-            if other != name:
-                leaving.append(other)
-                missing -= self.of(other).size
-        return tuple(leaving) if missing <= 0 else None
+    def evictions_for(
+        self, name: str, *, now: float = 0.0, waiting: Sequence[str] = (), by: Eviction = Eviction.COST
+    ) -> tuple[str, ...] | None:
+        """Services to evict until `name` fits; None where it can't fit now."""
+        return victims(self.leaving(now=now, waiting=waiting, by=by), missing=self.of(name).size - self.free)
 
-    def idle(self) -> tuple[str, ...]:
-        """Resident services that may leave for another one, the least recently used first."""
-        unused = [n for n, each in self.services.items() if each.is_idle and not each.pinned]
-        return tuple(sorted(unused, key=lambda n: (self.services[n].used_at, n)))
+    def prefetch(
+        self, waiting: Sequence[str], *, now: float = 0.0, by: Eviction = Eviction.COST
+    ) -> tuple[str, tuple[str, ...]] | None:
+        """The first of `waiting` that is not on the device, and what leaves for it: nobody that others wait for.
+
+        None where all are there, where one is on its way, or where it does not fit.
+        """
+        if any(each.state is Residence.RESTORING for each in self.services.values()):
+            return None
+        name = next((each for each in waiting if self.of(each).state is Residence.HOST), None)
+        if name is None:
+            return None
+        unwanted = [each for each in self.leaving(now=now, by=by) if each.name not in waiting]
+        leave = victims(unwanted, missing=self.of(name).size - self.free)
+        return (name, leave) if leave is not None else None
+
+    def leaving(
+        self, *, now: float = 0.0, waiting: Sequence[str] = (), by: Eviction = Eviction.COST
+    ) -> list[Candidate]:
+        """Resident services that nobody uses and that aren't pinned, whoever leaves first at the head."""
+        may = {name: each for name, each in self.services.items() if each.is_idle and not each.pinned}
+        return leaving([_candidate(name, each, now) for name, each in may.items()], waiting=waiting, by=by)
 
     def pinned(self, name: str, *, on: bool) -> "Occupancy":
         """In any state, and before it is known."""
@@ -107,8 +129,10 @@ class Occupancy:
             raise WrongState(f"{name} needs {self.of(name).size} bytes and {self.free} are free")
         return self._moved(name, Residence.HOST, Residence.RESTORING)
 
-    def restored(self, name: str) -> "Occupancy":
-        return self._moved(name, Residence.RESTORING, Residence.RESIDENT)._touched(name)
+    def restored(self, name: str, *, took_s: float = 0.0) -> "Occupancy":
+        turn = self.turn + 1
+        held = replace(self._in(name, Residence.RESTORING), state=Residence.RESIDENT, restore_s=took_s)
+        return replace(self._with(name, replace(held, used_at=turn, restored_at=turn)), turn=turn)
 
     def rolled_back(self, name: str) -> "Occupancy":
         """Its copy failed, and what it had taken is free again."""
@@ -120,20 +144,17 @@ class Occupancy:
             raise Busy(f"{name} is in use by {self.of(name).users}")
         return self._moved(name, Residence.RESIDENT, Residence.HOST)
 
-    def taken(self, name: str) -> "Occupancy":
+    def taken(self, name: str, *, now: float = 0.0) -> "Occupancy":
         """One more user of a resident service."""
-        held = self._in(name, Residence.RESIDENT)
-        return self._with(name, replace(held, users=held.users + 1))._touched(name)
+        held, turn = self._in(name, Residence.RESIDENT), self.turn + 1
+        held = replace(held, users=held.users + 1, used_at=turn, use=held.use.again(now))
+        return replace(self._with(name, held), turn=turn)
 
     def released(self, name: str) -> "Occupancy":
         held = self._in(name, Residence.RESIDENT)
         if not held.users:
             raise WrongState(f"nobody uses {name}")
         return self._with(name, replace(held, users=held.users - 1))
-
-    def _touched(self, name: str) -> "Occupancy":
-        turn = self.turn + 1
-        return replace(self._with(name, replace(self.of(name), used_at=turn)), turn=turn)
 
     def _moved(self, name: str, old: Residence, new: Residence) -> "Occupancy":
         return self._with(name, replace(self._in(name, old), state=new))
@@ -146,3 +167,14 @@ class Occupancy:
 
     def _with(self, name: str, held: Holding) -> "Occupancy":
         return replace(self, services={**self.services, name: held})
+
+
+def _candidate(name: str, held: Holding, now: float) -> Candidate:
+    return Candidate(
+        name=name,
+        size=held.size,
+        restore_s=held.restore_s,
+        rate=held.use.rate(now),
+        used_at=held.used_at,
+        restored_at=held.restored_at,
+    )

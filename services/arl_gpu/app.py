@@ -33,9 +33,12 @@ def build(settings: GpuSettings) -> FastAPI:
         services={each.name: each.spec for each in files},
         device_mib=settings.device_mib,
         copy_mib_per_s=settings.copy_mib_per_s,
+        eviction=settings.eviction,
     )
-    worker = Worker(config, threads=settings.threads, limit_s=settings.batch_limit_s)
-    manager = Manager(store, peers, notifier, worker, files, settings, metrics)
+    workers = [
+        Worker(config, threads=settings.threads, limit_s=settings.batch_limit_s) for _ in range(settings.devices)
+    ]
+    manager = Manager(store, peers, notifier, workers, files, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -6,9 +6,9 @@ Where there is no GPU, services are resident here and are computed from here; no
 import mmap
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from threading import Condition
 
 from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
 
@@ -18,7 +18,8 @@ ALIGNMENT = 4096
 """Of a block's place, so that its pages can be given back to the system."""
 ROUNDING = 256
 """Blocks for whose rounding there is room beyond the capacity."""
-CHUNK = 64 << 20
+CHUNK = 8 << 20
+"""Bytes that arrive together."""
 
 Fault = Callable[[str, int], bool]
 """Told `alloc` or `copy` and a size before each; True makes it fail."""
@@ -34,12 +35,35 @@ class _Block:
         return self.arena[self.offset : self.offset + self.size]
 
 
-@dataclass(frozen=True, slots=True)
 class _Event:
-    copied: "Future[None]"
+    """How far a copy has come; told by the copier, asked by whoever needs its bytes."""
 
-    def wait(self) -> None:
-        self.copied.result()
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = Condition()
+        self._arrived = 0
+        self._ended = False
+        self.failure: CopyFailed | None = None
+        self.took_s = 0.0
+
+    def wait(self, upto: int | None = None) -> None:
+        with self._changed:
+            if upto is None:
+                self._changed.wait_for(lambda: self._ended)
+            wanted = self._size if upto is None else min(upto, self._size)
+            self._changed.wait_for(lambda: self._ended or self._arrived >= wanted)
+            if self._arrived < wanted:
+                raise self.failure or CopyFailed("the copier ended")
+
+    def arrived(self, size: int) -> None:
+        with self._changed:
+            self._arrived += size
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
 
 class CpuDevice:
@@ -88,7 +112,9 @@ class CpuDevice:
             raise ValueError(f"{len(content)} bytes for a block of {block.size}")
         if self._copier is None:
             self._copier = ThreadPoolExecutor(1, thread_name_prefix="device copy")
-        return _Event(self._copier.submit(self._copy, block.view(), content))
+        event = _Event(block.size)
+        self._copier.submit(self._copy, block.view(), content, event)
+        return event
 
     def free(self, block: Block) -> None:
         mine = next((each for each in self._blocks if each is block), None)
@@ -101,15 +127,28 @@ class CpuDevice:
         if self._copier is not None:
             self._copier.shutdown()
 
-    def _copy(self, target: Any, content: memoryview) -> None:
-        for start in range(0, len(content), CHUNK):
-            piece = content[start : start + CHUNK]
-            if self._fault("copy", len(piece)):
-                raise CopyFailed(f"the copy broke off after {start} of {len(content)} bytes")
-            begun = time.monotonic()
-            target[start : start + len(piece)] = piece
-            if self._bytes_per_s:
-                time.sleep(max(0.0, len(piece) / self._bytes_per_s - (time.monotonic() - begun)))
+    def _copy(self, target: memoryview, content: memoryview, event: _Event) -> None:
+        begun = time.monotonic()
+        try:
+            for start in range(0, len(content), CHUNK):
+                self._copy_piece(target, content, start)
+                event.arrived(len(content[start : start + CHUNK]))
+        except CopyFailed as failed:
+            event.failure = failed
+        finally:
+            event.took_s = time.monotonic() - begun
+            event.end()
+
+    def _copy_piece(self, target: memoryview, content: memoryview, start: int) -> None:
+        import numpy as np  # NumPy's copies let a forward compute meanwhile; a slice's assignment holds the GIL
+
+        begun = time.monotonic()
+        piece = content[start : start + CHUNK]
+        if self._fault("copy", len(piece)):
+            raise CopyFailed(f"the copy broke off after {start} of {len(content)} bytes")
+        np.copyto(np.frombuffer(target[start : start + len(piece)], np.uint8), np.frombuffer(piece, np.uint8))
+        if self._bytes_per_s:
+            time.sleep(max(0.0, len(piece) / self._bytes_per_s - (time.monotonic() - begun)))
 
 
 def _aligned(size: int) -> int:

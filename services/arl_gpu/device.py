@@ -25,10 +25,18 @@ class Block(Protocol):
 
 
 class Event(Protocol):
-    """The end of a copy."""
+    """A copy on its way. Its bytes arrive in their order."""
 
-    def wait(self) -> None:
-        """Returns once all bytes are there. Raises `CopyFailed`."""
+    def wait(self, upto: int | None = None) -> None:
+        """Returns once the first `upto` bytes are there, or all. Raises `CopyFailed` where they won't be.
+
+        After all were waited for, whatever came of it, nothing writes to the block any more.
+        """
+
+    @property
+    def took_s(self) -> float:
+        """Of the whole copy; known once all bytes are there."""
+        ...
 
 
 class Device(Protocol):

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from arl_core.fence import Fence
-from arl_gpu.kinds.model import Item
+from arl_gpu.kinds.model import Entry, Item
 from arl_store.tx import Row
 
 __all__ = ["Job", "Report", "cost_of", "job_of"]
@@ -45,9 +45,14 @@ class Job:
     timeout_s: float
     items: list[Item]
     costs: list[int]
+    waits_since: float = 0.0
+    """When it came, or last went into a batch, by the monotonic clock."""
     begun: float | None = None
     """When its first batch began, by the monotonic clock."""
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    given: int = 0
+    """Items that went into a batch."""
+    done: dict[int, Entry] = field(default_factory=dict)
+    """By the number of the item."""
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
@@ -57,11 +62,13 @@ class Job:
 
     @property
     def left(self) -> list[int]:
-        """Costs of the items that have no entry yet."""
-        return self.costs[len(self.entries) :]
+        """Costs of the items that no batch has had yet."""
+        return self.costs[self.given :]
 
-    def next_items(self, count: int) -> list[Item]:
-        return self.items[len(self.entries) : len(self.entries) + count]
+    @property
+    def entries(self) -> list[Entry]:
+        """Of those that are done, in the order of the items."""
+        return [self.done[at] for at in sorted(self.done)]
 
 
 def job_of(row: Row) -> Job:

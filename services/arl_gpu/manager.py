@@ -46,7 +46,7 @@ class Manager:
         store: Store,
         peers: Peers,
         notifier: Notifier,
-        worker: Scorer,
+        workers: Sequence[Scorer],
         files: Sequence[ServiceFiles],
         settings: GpuSettings,
         metrics: Metrics | None = None,
@@ -59,10 +59,14 @@ class Manager:
         self._held: set[Fence] = set()
         metrics = metrics or Metrics()
         self.scoring = Scoring(
-            worker,
+            workers,
             self._report,
             failed=self._fail,
-            turns=Turns(batch_tokens=settings.batch_tokens, begun_tokens=settings.begun_tokens),
+            turns=Turns(
+                batch_tokens=settings.batch_tokens,
+                begun_tokens=settings.begun_tokens,
+                swap_wait_s=settings.swap_wait_s,
+            ),
             metrics=GpuMetrics(metrics),
         )
         self._grants: Grants[Report] = Grants(
@@ -216,7 +220,7 @@ def _description(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str
         "epoch": uuid4(),
         "driver": DEVICE,
         "capacity": json.dumps(capacity),
-        "topology": json.dumps({"devices": [{"kind": DEVICE, "memory_mib": settings.device_mib}]}),
+        "topology": json.dumps({"devices": [{"kind": DEVICE, "memory_mib": settings.device_mib}] * settings.devices}),
         "enforced": "[]",
         "templates": "[]",
     }

@@ -23,6 +23,10 @@ class GpuMetrics:
         self.forward = metrics.histogram("gpu_forward_seconds", "Forward of one batch")
         self.forward_cpu = metrics.counter("gpu_forward_cpu_seconds", "CPU time of forwards")
         self.restore = metrics.histogram("gpu_restore_seconds", "Copies of a service's weights to the device")
+        self.restore_wait = metrics.histogram("gpu_restore_wait_seconds", "What a batch waited for its service's copy")
+        self.failed_copies = metrics.counter("gpu_failed_copies", "Copies that broke off, and were rolled back")
+        self.prefetches = metrics.counter("gpu_prefetches", "Copies that began before anybody waited for them")
+        self.evictions = metrics.counter("gpu_evictions", "Services that left the device for another one")
         self.worker_deaths = metrics.counter("gpu_worker_deaths", "Workers that ended in the middle of a batch")
         self._residency = metrics.gauge("gpu_residency", "1 for the state that a service is in", "service", "state")
         self._used = metrics.gauge("gpu_device_used_bytes", "Weights on the device")
@@ -38,7 +42,15 @@ class GpuMetrics:
         self.forward.observe(answer["forward_s"])
         self.forward_cpu.inc(answer["forward_cpu_s"])
         if answer["restore_s"] is not None:
-            self.restore.observe(answer["restore_s"])
+            self.restore_wait.observe(answer["restore_s"])
+
+    def observe_moves(self, moves: Mapping[str, Any]) -> None:
+        """`arl_gpu.residency.Moves`."""
+        for seconds in moves["restored_s"]:
+            self.restore.observe(seconds)
+        self.prefetches.inc(moves["prefetched"])
+        self.evictions.inc(moves["evicted"])
+        self.failed_copies.inc(moves["failed"])
 
     def show_residency(self, states: Mapping[str, Residence], *, used_bytes: int) -> None:
         self._used.set(used_bytes)

@@ -1,15 +1,17 @@
 """Does what `arl_core.residency` decides, on a device: all of it, or nothing."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+from arl_core.eviction import Eviction
 from arl_core.residency import Occupancy, Residence
-from arl_gpu.device import Block, Device, DeviceFull
+from arl_gpu.device import Block, CopyFailed, Device, DeviceFull, Event
 from arl_gpu.kinds.model import Weights
 
-__all__ = ["NoRoom", "NotFreed", "Residency"]
+__all__ = ["Moves", "NoRoom", "NotFreed", "Residency"]
 
 
 class NoRoom(Exception):
@@ -20,16 +22,40 @@ class NotFreed(Exception):
     """The device did not give back what was freed. Its arithmetic can't be trusted any more."""
 
 
-class Residency:
-    """One device's. Not for several threads: whoever owns the device calls it."""
+@dataclass(slots=True)
+class Moves:
+    """What came and went since somebody last asked."""
 
-    def __init__(self, device: Device) -> None:
+    restored_s: list[float] = field(default_factory=list)
+    """What each copy took."""
+    evicted: int = 0
+    prefetched: int = 0
+    """Of the restored ones, those that nobody waited for yet when they began."""
+    failed: int = 0
+    """Copies that broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    block: Block
+    event: Event
+
+
+class Residency:
+    """One device's. Not for several threads: whoever owns the device calls it.
+
+    `waiting`, wherever it is asked for: services with work in the queue, the one that is needed first at its head.
+    """
+
+    def __init__(self, device: Device, *, eviction: Eviction = Eviction.COST) -> None:
         self._device = device
+        self._eviction = eviction
         self._occupancy = Occupancy(device.capacity)
         self._weights: dict[str, Weights] = {}
         self._blocks: dict[str, Block] = {}
-        self.restores = 0
-        self.last_restore_s = 0.0
+        self._copies: dict[str, _Copy] = {}
+        """On their way."""
+        self._moves = Moves()
 
     @property
     def states(self) -> Mapping[str, Residence]:
@@ -40,85 +66,145 @@ class Residency:
         """Bytes of all services on the device."""
         return self._occupancy.used
 
-    def pin(self, name: str, *, on: bool = True) -> None:
-        self._occupancy = self._occupancy.pinned(name, on=on)
-
-    def forget(self, name: str) -> None:
-        """Also of the host. Raises `Busy`, or `NotFreed`."""
-        self.evict_if_resident(name)
-        self._occupancy = self._occupancy.forgotten(name)
-        self._weights.pop(name, None)
-
-    def evict_if_resident(self, name: str) -> None:
-        if self._occupancy.of(name).state is Residence.RESIDENT:
-            self.evict(name)
+    def moves(self) -> Moves:
+        """Since the last call."""
+        found, self._moves = self._moves, Moves()
+        return found
 
     def load(self, name: str, weights: Weights) -> None:
         """Cold to host."""
         self._occupancy = self._occupancy.loaded(name, len(weights.content))
         self._weights[name] = weights
 
+    def pin(self, name: str, *, on: bool = True) -> None:
+        """In any state: once it is on the device, no other one's restore makes it leave."""
+        self._occupancy = self._occupancy.pinned(name, on=on)
+
     @contextmanager
-    def using(self, name: str) -> Iterator[Any]:
+    def using(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[Any]:
         """Its bytes on the device, restored if they weren't there; it can't be evicted meanwhile.
 
         Raises `NoRoom`, or what the copy failed with; then it is where it was, and its room is free.
         """
-        if self._occupancy.of(name).state is not Residence.RESIDENT:
-            self._restore(name)
-        self._occupancy = self._occupancy.taken(name)
+        self._bring(name, waiting)
+        self._occupancy = self._occupancy.taken(name, now=time.monotonic())
         try:
             yield self._blocks[name].view()
         finally:
             self._occupancy = self._occupancy.released(name)
 
+    def prefetch(self, waiting: Sequence[str]) -> str | None:
+        """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""
+        planned = self._occupancy.prefetch(waiting, now=time.monotonic(), by=self._eviction)
+        if planned is None:
+            return None
+        name, leave = planned
+        for other in leave:
+            self.evict(other)
+        try:
+            self._begin(name, self._device.alloc)
+        except DeviceFull:
+            return None
+        self._moves.prefetched += 1
+        return name
+
     def evict(self, name: str) -> None:
         """Resident to host, without a copy back. Raises `Busy`, or `NotFreed`."""
         evicted = self._occupancy.evicted(name)
-        block = self._blocks.pop(name)
-        before = self._device.used
-        self._device.free(block)
+        self._free(name, self._blocks.pop(name))
         self._occupancy = evicted
-        if before - self._device.used != block.size:
-            raise NotFreed(f"{name} was evicted, and {before - self._device.used} of its {block.size} bytes came free")
+        self._moves.evicted += 1
 
-    def _restore(self, name: str) -> None:
-        begun = time.monotonic()
-        leaving = self._occupancy.evictions_for(name)
-        if leaving is None:
+    def evict_if_there(self, name: str) -> None:
+        """Also what is on its way. Raises `Busy`, or `NotFreed`."""
+        if name in self._copies:
+            with suppress(CopyFailed):
+                self._finish(name)
+        if self._occupancy.of(name).state is Residence.RESIDENT:
+            self.evict(name)
+
+    def forget(self, name: str) -> None:
+        """Also of the host. Raises `Busy`, or `NotFreed`."""
+        self.evict_if_there(name)
+        self._occupancy = self._occupancy.forgotten(name)
+        self._weights.pop(name, None)
+
+    def close(self) -> None:
+        """Once nobody uses anything."""
+        for name in [*self._copies, *self._blocks]:
+            self.evict_if_there(name)
+        self._device.close()
+
+    def _bring(self, name: str, waiting: Sequence[str]) -> None:
+        if name in self._copies:
+            # One that was begun ahead and broke off is begun anew: nobody has waited for it yet.
+            with suppress(CopyFailed):
+                self._finish(name)
+        if self._occupancy.of(name).state is not Residence.RESIDENT:
+            self._make_room(name, waiting)
+            self._begin(name, lambda size: self._alloc(name, size, waiting))
+            self._finish(name)
+
+    def _make_room(self, name: str, waiting: Sequence[str]) -> None:
+        leave = self._evictions_for(name, waiting)
+        while leave is None and self._copies:
+            # What is on its way can leave once it is here.
+            with suppress(CopyFailed):
+                self._finish(next(iter(self._copies)))
+            leave = self._evictions_for(name, waiting)
+        if leave is None:
             raise NoRoom(f"{name} needs {self._occupancy.of(name).size} bytes; {self._free_at_most()} can be had")
-        for other in leaving:
+        for other in leave:
             self.evict(other)
+
+    def _evictions_for(self, name: str, waiting: Sequence[str]) -> tuple[str, ...] | None:
+        return self._occupancy.evictions_for(name, now=time.monotonic(), waiting=waiting, by=self._eviction)
+
+    def _begin(self, name: str, alloc: Callable[[int], Block]) -> None:
+        content = self._weights[name].content
         self._occupancy = self._occupancy.restoring(name)
         try:
-            self._blocks[name] = self._copied(name)
+            block = alloc(len(content))
+            try:
+                self._copies[name] = _Copy(block, self._device.copy_async(block, content))
+            except BaseException:
+                self._free(name, block)
+                raise
         except BaseException:
             self._occupancy = self._occupancy.rolled_back(name)
             raise
-        self._occupancy = self._occupancy.restored(name)
-        self.restores += 1
-        self.last_restore_s = time.monotonic() - begun
 
-    def _copied(self, name: str) -> Block:
-        content = self._weights[name].content
-        block = self._alloc(name, len(content))
+    def _finish(self, name: str) -> None:
+        """Restoring to resident, or back to host. Raises `CopyFailed`."""
+        copy = self._copies[name]
         try:
-            self._device.copy_async(block, content).wait()
+            copy.event.wait()
         except BaseException:
-            self._device.free(block)
+            del self._copies[name]
+            self._occupancy = self._occupancy.rolled_back(name)
+            self._moves.failed += 1
+            self._free(name, copy.block)
             raise
-        return block
+        self._occupancy = self._occupancy.restored(name, took_s=copy.event.took_s)
+        self._blocks[name] = self._copies.pop(name).block
+        self._moves.restored_s.append(copy.event.took_s)
 
-    def _alloc(self, name: str, size: int) -> Block:
+    def _alloc(self, name: str, size: int, waiting: Sequence[str]) -> Block:
         """Free bytes may lie apart: then more of the idle ones leave."""
         while True:
             try:
                 return self._device.alloc(size)
             except DeviceFull as full:
-                idle = self._occupancy.idle()
+                idle = self._occupancy.leaving(now=time.monotonic(), waiting=waiting, by=self._eviction)
                 if not idle:
                     raise NoRoom(f"{name}: {full}") from full
-                self.evict(idle[0])
+                self.evict(idle[0].name)
+
+    def _free(self, name: str, block: Block) -> None:
+        before = self._device.used
+        self._device.free(block)
+        if before - self._device.used != block.size:
+            raise NotFreed(f"{name} left, and {before - self._device.used} of its {block.size} bytes came free")
 
     def _free_at_most(self) -> int:
-        return self._occupancy.free + sum(self._occupancy.of(name).size for name in self._occupancy.idle())
+        return self._occupancy.free + sum(each.size for each in self._occupancy.leaving())

@@ -7,14 +7,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from arl_core.fence import Fence
 from arl_core.residency import Residence
 from arl_gpu.jobs import Job, Report
-from arl_gpu.kinds.model import Item
+from arl_gpu.kinds.model import Entry, Item
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.turns import Batch, Turns
+from arl_gpu.turns import Batch, Place, Turns
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Scorer", "Scoring"]
@@ -23,17 +24,45 @@ DRAIN_S = 10.0
 DEATHS_APART = 2
 """Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
 
+ON_DEVICE = (Residence.RESTORING, Residence.RESIDENT)
+NEARNESS = tuple(Residence)
+
 log = logging.getLogger(__name__)
 
 
 class Scorer(Protocol):
     """Whatever owns the device. One order at a time."""
 
-    async def score(self, service: str, items: Sequence[Item]) -> dict[str, Any]:
-        """What `arl_gpu.worker` answers. Raises `WorkerDied`; whoever comes next may find another."""
+    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """What `arl_gpu.worker` answers; it may prepare for `waiting`.
+
+        Raises `WorkerDied`; whoever comes next may find another.
+        """
         ...
 
     async def end(self) -> int | None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Device:
+    """One worker's, as it was after its last batch."""
+
+    number: int
+    worker: Scorer
+    states: Mapping[str, Residence] = field(default_factory=dict)
+    used_bytes: int = 0
+    serves: str | None = None
+    """The service whose batch it computes."""
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+    deaths: int = 0
+
+    @property
+    def holds(self) -> set[str]:
+        found = {name for name, state in self.states.items() if state in ON_DEVICE}
+        return found if self.serves is None else found | {self.serves}
+
+    def services_in(self, state: Residence) -> set[str]:
+        return {name for name, each in self.states.items() if each is state}
 
 
 class Scoring:
@@ -44,22 +73,20 @@ class Scoring:
 
     def __init__(
         self,
-        worker: Scorer,
+        workers: Sequence[Scorer],
         report: Callable[[Report], None],
         *,
         failed: Callable[[str], None],
         turns: Turns,
         metrics: GpuMetrics,
     ) -> None:
-        self._worker, self._report, self._failed = worker, report, failed
+        self._devices = [_Device(number, worker) for number, worker in enumerate(workers)]
+        self._report, self._failed = report, failed
         self._jobs = turns
         self._metrics = metrics
-        self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._task: asyncio.Task[None] | None = None
-        self._deaths = 0
-        self.states: Mapping[str, Residence] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self.health = "ok"
         """Or what went wrong with the last batch."""
         self.batches: Counter[str] = Counter()
@@ -70,26 +97,42 @@ class Scoring:
     def jobs(self) -> int:
         return len(self._jobs)
 
+    @property
+    def states(self) -> Mapping[str, Residence]:
+        """Of each service, where it is nearest to a forward."""
+        found: dict[str, Residence] = {}
+        for device in self._devices:
+            for name, state in device.states.items():
+                found[name] = max(found.get(name, Residence.COLD), state, key=NEARNESS.index)
+        return found
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(device.used_bytes for device in self._devices)
+
     def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name="scoring")
-        self._task.add_done_callback(self._ended)
+        for device in self._devices:
+            task = asyncio.create_task(self._forever(device), name=f"scoring {device.number}")
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
 
     async def stop(self) -> None:
         """Give what is here some time to end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._idle.wait()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         for job in self._jobs:
             _stop_timer(job)
-        await self._worker.end()
+        await asyncio.gather(*(device.worker.end() for device in self._devices))
 
     def add(self, job: Job) -> None:
-        self._jobs.add(job)
+        self._jobs.add(job, now=time.monotonic())
         self._idle.clear()
-        self._work.set()
+        self._wake()
 
     def cancel(self, fences: Iterable[Fence]) -> None:
         """They end now; what the device still computes of them is for nobody."""
@@ -99,21 +142,36 @@ class Scoring:
 
     def _time_out(self, job: Job) -> None:
         """However long a forward takes, and however many are before it, is no fault of the text that is scored."""
-        message = f"{len(job.entries)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
+        message = f"{len(job.done)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
         self._end(job, "infra_error", reason="score_timeout", message=message)
 
-    async def _forever(self) -> None:
+    async def _forever(self, device: _Device) -> None:
         while True:
-            await self._work.wait()
-            self._work.clear()
-            while self._jobs:
-                batch = self._jobs.next_batch()
+            await device.work.wait()
+            device.work.clear()
+            while batch := self._jobs.next_batch(self._place(device), now=time.monotonic()):
                 self._begin(batch)
+                device.serves = batch[0].job.service
                 try:
-                    await self._run(batch)
+                    await self._run(device, batch)
                 except Exception as error:
                     log.exception("a batch was not scored")
                     self._fail(batch, "forward_failed", f"{type(error).__name__}: {error}")
+                device.serves = None
+                self._wake()
+
+    def _place(self, device: _Device) -> Place:
+        return Place(
+            number=device.number,
+            resident=device.services_in(Residence.RESIDENT),
+            restoring=device.services_in(Residence.RESTORING),
+            elsewhere={name for other in self._devices if other is not device for name in other.holds},
+        )
+
+    def _wake(self) -> None:
+        """Whatever came or ended may be work for any device."""
+        for device in self._devices:
+            device.work.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -122,15 +180,15 @@ class Scoring:
     def _begin(self, batch: Batch) -> None:
         """Time that an action waited for its first batch is not its own."""
         loop = asyncio.get_running_loop()
-        for job, _ in batch:
+        for job, _, _ in batch:
             if not job.has_begun:
                 job.begun = time.monotonic()
                 job.timer = loop.call_later(job.timeout_s, self._time_out, job)
 
-    async def _run(self, batch: Batch) -> None:
-        service = batch[0][0].service
-        items = [item for job, count in batch for item in job.next_items(count)]
-        answer = await self._answer(service, items)
+    async def _run(self, device: _Device, batch: Batch) -> None:
+        service = batch[0].job.service
+        items = [item for job, start, stop in batch for item in job.items[start:stop]]
+        answer = await self._answer(device, service, items)
         if "error" not in answer:
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1
@@ -139,57 +197,61 @@ class Scoring:
         elif len(batch) == 1:
             self._fail(batch, answer["error"], answer["message"])
         else:
-            await self._run_apart(batch)
+            await self._run_apart(device, batch)
 
-    async def _answer(self, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
+    async def _answer(self, device: _Device, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
         """The worker's, or what it died of."""
         try:
-            answer = await self._worker.score(service, items)
+            answer = await device.worker.score(service, items, self._jobs.waiting(self._place(device)))
         except WorkerDied as error:
             log.warning("the worker died: %s", error)
-            self._deaths += 1
+            device.deaths += 1
             self._metrics.worker_deaths.inc()
-            self._metrics.show_residency(dict.fromkeys(self.states, Residence.COLD), used_bytes=0)
-            self.states, self.health = {}, f"the worker died: {error}"
+            device.states, device.used_bytes = dict.fromkeys(device.states, Residence.COLD), 0
+            self._show(f"the worker died: {error}")
             return {"error": "worker_died", "message": str(error)}
-        self._learn(answer)
+        device.states = {name: Residence(state) for name, state in answer["states"].items()}
+        device.used_bytes = answer["used_bytes"]
+        self._metrics.observe_moves(answer["moves"])
+        self._show(f"{answer['error']}: {answer['message']}" if "error" in answer else "ok")
         return answer
 
-    async def _run_apart(self, batch: Batch) -> None:
+    async def _run_apart(self, device: _Device, batch: Batch) -> None:
         """What is wrong with one action's items must not be the end of the others."""
-        before = self._deaths
-        for at, (job, count) in enumerate(batch):
-            if self._deaths - before >= DEATHS_APART:
+        before = device.deaths
+        for at, part in enumerate(batch):
+            if device.deaths - before >= DEATHS_APART:
                 self._fail(batch[at:], "worker_died", "workers die of whatever they are given")
                 return
-            if job.fence in self._jobs:
-                await self._run([(job, count)])
+            if part.job.fence in self._jobs:
+                await self._run(device, [part])
 
-    def _learn(self, answer: Mapping[str, Any]) -> None:
-        self.states = {name: Residence(state) for name, state in answer["states"].items()}
-        self.health = f"{answer['error']}: {answer['message']}" if "error" in answer else "ok"
-        self._metrics.show_residency(self.states, used_bytes=answer["used_bytes"])
+    def _show(self, health: str) -> None:
+        self.health = health
+        self._metrics.show_residency(self.states, used_bytes=self.used_bytes)
 
-    def _take_in(self, batch: Batch, entries: Sequence[dict[str, Any]], cpu_s: float) -> None:
-        start = 0
-        for job, count in batch:
-            job.entries += entries[start : start + count]
-            job.cpu_s += count * cpu_s
-            start += count
-            if len(job.entries) == len(job.items):
+    def _take_in(self, batch: Batch, entries: Sequence[Entry], cpu_s: float) -> None:
+        begin = 0
+        for part in batch:
+            job = part.job
+            job.done |= zip(range(part.start, part.stop), entries[begin : begin + part.items], strict=True)
+            job.cpu_s += part.items * cpu_s
+            begin += part.items
+            if len(job.done) == len(job.items):
                 self._finish(job)
 
     def _finish(self, job: Job) -> None:
-        scores = json.dumps(job.entries)
-        if any("score" in entry for entry in job.entries):
+        entries = job.entries
+        scores = json.dumps(entries)
+        if any("score" in entry for entry in entries):
             self._end(job, "ok", scores=scores)
         else:
-            message = job.entries[0]["error"]["message"]
+            message = entries[0]["error"]["message"]
             self._end(job, "user_error", reason="no_item_scored", message=message, scores=scores)
 
     def _fail(self, batch: Batch, reason: str, message: str) -> None:
         log.warning("a batch of %d actions failed: %s: %s", len(batch), reason, message)
-        for job, _ in batch:
+        for job, _, _ in batch:
             self._end(job, "infra_error", reason=reason, message=message)
 
     def _end(self, job: Job, outcome: Any, **found: Any) -> None:

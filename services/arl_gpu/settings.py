@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from arl_core.eviction import Eviction
 from arl_gpu.services import KNOWN
 from arl_manager.settings import ManagerSettings
 
@@ -19,6 +20,13 @@ class GpuSettings(ManagerSettings):
     slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
     copy_mib_per_s: float | None = Field(default=None, gt=0, description="Makes the CPU device's copies this slow")
+    devices: int = Field(default=1, ge=1, le=16, description="CPU devices, each with `device_mib` and a worker")
+    eviction: Eviction = Field(
+        default=Eviction.COST, description="Who leaves a device first; all but `cost` are there to be compared with"
+    )
+    swap_wait_s: float = Field(
+        default=1.0, ge=0, description="How long services that are on a device go before one that is not"
+    )
     batch_tokens: int = Field(default=2048, ge=16, description="The most that goes to the device at once")
     begun_tokens: int = Field(
         default=131_072, ge=16, description="Left of actions that began; the time of a larger one that waits stands"
@@ -42,5 +50,5 @@ class GpuSettings(ManagerSettings):
 
     @property
     def threads(self) -> int:
-        """Half of the cores: actions have them too, and threads that wait for each other burn them."""
-        return self.device_threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        """Of a device; half of the cores in all: actions have them too, and threads that wait for others burn them."""
+        return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * self.devices))

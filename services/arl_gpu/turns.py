@@ -1,28 +1,68 @@
-"""Whose items go to the device next. Knows no time and no device."""
+"""Whose items go to which device next. Knows no device, and the time only as it is told."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from arl_core.batching import next_batch
 from arl_core.fence import Fence
 from arl_gpu.jobs import Job
 
-__all__ = ["Batch", "Turns"]
+__all__ = ["Batch", "Part", "Place", "Turns"]
 
-Batch = Sequence[tuple[Job, int]]
-"""Actions, and how many of the next items of each."""
+REPLICA_BATCHES = 4
+"""Of waiting work, from which on a service that another device holds is brought onto an idle one too."""
+
+
+class Part(NamedTuple):
+    """Items of one action, `start` to before `stop`."""
+
+    job: Job
+    start: int
+    stop: int
+
+    @property
+    def items(self) -> int:
+        return self.stop - self.start
+
+
+Batch = Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A device as its next batch is put together."""
+
+    number: int = 0
+    resident: Collection[str] = ()
+    """Services that are on it."""
+    restoring: Collection[str] = ()
+    """Services that are on their way there."""
+    elsewhere: Collection[str] = ()
+    """Services that another device holds or is being given."""
+
+
+class _Turn(NamedTuple):
+    service: str
+    begun: float
 
 
 class Turns:
-    """Jobs in the order in which they head a batch; costs are in tokens.
+    """Jobs in the order in which they head a batch; costs are in tokens, times by the monotonic clock.
 
-    Whoever was served goes behind all others, so each that may begin is in one of the next N batches, N being how many
-    jobs there are. One that is no larger than a batch may begin at once. Larger ones begin in their order, while what
-    is left of all that began is at most `begun_tokens`, or alone: the time of one that waits does not run.
+    Services that are on the device go before those that would have to be restored, until the oldest of these has waited
+    `swap_wait_s`; a service that was restored keeps the device until all that waited for it by then was in a batch.
+    Beside that whoever was served goes behind all others. An action that is no larger than a batch may begin at once.
+    Larger ones of a service begin in their order, while what is left of all that began is at most `begun_tokens`, or
+    alone: the time of one that waits does not run.
     """
 
-    def __init__(self, *, batch_tokens: int, begun_tokens: int) -> None:
-        self._batch_tokens, self._begun_tokens = batch_tokens, begun_tokens
+    def __init__(self, *, batch_tokens: int, begun_tokens: int, swap_wait_s: float = 0.0) -> None:
+        self._batch_tokens, self._begun_tokens, self._swap_wait_s = batch_tokens, begun_tokens, swap_wait_s
         self._jobs: dict[Fence, Job] = {}
+        """The one that has waited the longest first."""
+        self._turns: dict[int, _Turn] = {}
+        """By the number of the device."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -36,27 +76,59 @@ class Turns:
     def get(self, fence: Fence) -> Job | None:
         return self._jobs.get(fence)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, *, now: float = 0.0) -> None:
+        job.waits_since = now
         self._jobs[job.fence] = job
 
     def remove(self, fence: Fence) -> Job | None:
         """None where it is gone already."""
         return self._jobs.pop(fence, None)
 
-    def next_batch(self) -> Batch:
-        """Of one service, that of the first job; never empty. Raises where no job has an item left."""
+    def next_batch(self, place: Place, *, now: float = 0.0) -> Batch:
+        """Of one service; empty where nothing waits that this device should do. What is in it no later one has.
+
+        Raises where a job waits and none of its items has a cost.
+        """
         ready = self._ready()
-        jobs = [job for job in ready if job.service == ready[0].service]
+        service = self._service(ready, place, now)
+        jobs = [job for job in ready if job.service == service]
         counts = next_batch([job.left for job in jobs], budget=self._batch_tokens)
-        batch = [(job, count) for job, count in zip(jobs, counts, strict=True) if count]
-        if not batch:
+        parts = [Part(job, job.given, job.given + count) for job, count in zip(jobs, counts, strict=True) if count]
+        if service is not None and not parts:
             raise RuntimeError("jobs wait of which nothing is left")
-        for job, _ in batch:
+        for job, _, stop in parts:
+            job.given, job.waits_since = stop, now
             self._jobs[job.fence] = self._jobs.pop(job.fence)
-        return batch
+        return parts
+
+    def waiting(self, place: Place) -> list[str]:
+        """Services with work for this device, the one whose oldest action has waited the longest first."""
+        ready = self._ready()
+        return [service for service in _heads(ready) if self._may_be_here(service, ready, place)]
+
+    def _service(self, ready: Sequence[Job], place: Place, now: float) -> str | None:
+        heads = _heads(ready)
+        turn = self._turns.get(place.number)
+        if turn is not None and turn.service in heads and heads[turn.service].waits_since < turn.begun:
+            return turn.service
+        here = [each for each in heads if self._may_be_here(each, ready, place)]
+        overdue = [each for each in here if now - heads[each].waits_since >= self._swap_wait_s]
+        resident = [each for each in here if each in place.resident]
+        coming = [each for each in here if each in place.restoring]
+        chosen = next(iter(overdue or resident or coming or here), None)
+        if chosen is not None and chosen not in resident:
+            self._turns[place.number] = _Turn(chosen, now)
+        return chosen
+
+    def _may_be_here(self, service: str, ready: Sequence[Job], place: Place) -> bool:
+        """A second copy of a service is worth its restore where there is much to do."""
+        if service in place.resident or service in place.restoring or service not in place.elsewhere:
+            return True
+        work = sum(sum(job.left) for job in ready if job.service == service)
+        return work >= REPLICA_BATCHES * self._batch_tokens
 
     def _ready(self) -> list[Job]:
-        """Those that have begun or may begin."""
+        """Those that have begun or may begin, and of which something is left."""
         left = sum(sum(job.left) for job in self if job.has_begun)
         found, is_full = [], False
         for job in self:
@@ -65,5 +137,14 @@ class Turns:
                 if is_full:
                     continue
                 left += cost
-            found.append(job)
+            if job.given < len(job.items):
+                found.append(job)
         return found
+
+
+def _heads(ready: Sequence[Job]) -> dict[str, Job]:
+    """The first job of each service."""
+    found: dict[str, Job] = {}
+    for job in ready:
+        found.setdefault(job.service, job)
+    return found

@@ -7,11 +7,13 @@ libraries are imported with the first service that needs them, so that a node th
 import json
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from arl_core.residency import Busy
+from arl_core.eviction import Eviction
+from arl_core.residency import Busy, Residence
 from arl_gpu import kinds
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed
@@ -34,6 +36,7 @@ class Config:
     pinned: tuple[str, ...] = ()
     device_mib: int
     copy_mib_per_s: float | None
+    eviction: Eviction = Eviction.COST
 
     def device(self) -> CpuDevice:
         rate = self.copy_mib_per_s
@@ -43,7 +46,7 @@ class Config:
 class _Worker:
     def __init__(self, config: Config) -> None:
         self._specs = dict(config.services)
-        self._residency = Residency(config.device())
+        self._residency = Residency(config.device(), eviction=Eviction(config.eviction))
         self._models: dict[str, Model] = {}
         for name in config.pinned:
             self._residency.pin(name)
@@ -69,14 +72,17 @@ class _Worker:
             code = "forward_failed" if op == "score" else "order_failed"
             answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
         states = {name: state.value for name, state in self._residency.states.items()}
-        return answer | {"states": states, "used_bytes": self._residency.used}
+        now = {"states": states, "used_bytes": self._residency.used}
+        return answer | now | {"moves": asdict(self._residency.moves())}
 
-    def _score(self, service: str, items: Sequence[Item]) -> dict[str, Any]:
-        model = self._model(service)
-        before = self._residency.restores
-        with self._residency.using(service) as content:
+    def _score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """What is needed next is copied meanwhile."""
+        model, begun = self._model(service), time.monotonic()
+        was_there = self._residency.states[service] is Residence.RESIDENT
+        with self._residency.using(service, waiting=waiting) as content:
+            waited_s = time.monotonic() - begun
+            self._residency.prefetch(waiting)
             scored = model.score(items, content)
-        restored = self._residency.restores > before
         return {
             "entries": scored.entries,
             "texts": scored.texts,
@@ -84,7 +90,7 @@ class _Worker:
             "padding": scored.padding,
             "forward_s": scored.forward_s,
             "forward_cpu_s": scored.forward_cpu_s,
-            "restore_s": self._residency.last_restore_s if restored else None,
+            "restore_s": None if was_there else waited_s,
             "backend": model.backend,
         }
 
@@ -109,7 +115,7 @@ class _Worker:
 
     def _evict(self, name: str) -> dict[str, Any]:
         """One that is not on the device is evicted already. Said by name, it also leaves where it is pinned."""
-        self._residency.evict_if_resident(name)
+        self._residency.evict_if_there(name)
         return {}
 
     def _pin(self, name: str, on: bool) -> dict[str, Any]:

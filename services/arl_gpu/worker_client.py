@@ -54,10 +54,14 @@ class Worker:
         """None before the first order, and after its end."""
         return self._process.child.pid if self._process is not None else None
 
-    async def score(self, service: str, items: Sequence[Item]) -> dict[str, Any]:
-        """What the worker answers. Raises `WorkerDied`, whatever went wrong; the next call starts another."""
+    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """What the worker answers. `waiting`: services that are needed next, in their order.
+
+        Raises `WorkerDied`, whatever went wrong; the next call starts another.
+        """
         async with self._order_lock:
-            return await self._ask({"op": "score", "service": service, "items": list(items)}, items=len(items))
+            order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
+            return await self._ask(order, items=len(items))
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
         """A service, or a change of one. Known to each worker that is started from now on."""
@@ -92,7 +96,7 @@ class Worker:
 
     async def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
         """Nothing is on a device that no worker owns, and the next one is told at its start."""
-        return await self._ask(order) if self._process is not None else {"states": {}, "used_bytes": 0}
+        return await self._ask(order) if self._process is not None else {"states": {}, "used_bytes": 0, "moves": {}}
 
     async def _ask(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
         process = await self._living()

@@ -25,6 +25,7 @@ import os, signal, socket, sys
 from arl_gpu.messages import read_blocking, write_blocking
 channel = socket.socket(fileno=int(sys.argv[1]))
 figures = dict.fromkeys(("texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s", "used_bytes"), 0)
+figures["moves"] = {}
 """
 GOOD = """
 while (order := read_blocking(channel)) is not None:

@@ -25,6 +25,7 @@ __all__ = ["SLOT", "SLOTS", "Gpu", "ScriptedWorker", "driving", "scored"]
 
 SLOT = {"slots:minilm": 1}
 SLOTS = 4
+MOVES = {"restored_s": [], "evicted": 0, "prefetched": 0, "failed": 0}
 Items = Sequence[Item]
 
 
@@ -42,7 +43,7 @@ class ScriptedWorker:
         answer.set_result(scored(items))
         return items
 
-    async def score(self, service: str, items: Items) -> dict[str, Any]:
+    async def score(self, service: str, items: Items, waiting: Sequence[str] = ()) -> dict[str, Any]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._orders.put_nowait((items, answer))
         return await answer
@@ -62,6 +63,7 @@ def scored(items: Items) -> dict[str, Any]:
         "restore_s": None,
         "states": {"minilm": "resident"},
         "used_bytes": 1,
+        "moves": MOVES,
     }
 
 
@@ -111,7 +113,7 @@ async def driving(rows: Rows, **changed: Any) -> AsyncIterator[Gpu]:
     worker, peers = ScriptedWorker(), RecordingPeers()
     async with store_of(rows.owner_url, "gpu") as store:
         notifier = Notifier(url, name="gpu")
-        manager = Manager(store, peers, notifier, worker, files, settings)  # type: ignore[arg-type]
+        manager = Manager(store, peers, notifier, [worker], files, settings)  # type: ignore[arg-type]
         await manager.start()
         try:
             yield Gpu(manager, worker, peers, rows)

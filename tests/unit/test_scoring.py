@@ -17,7 +17,7 @@ async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
     reports: list[Report] = []
     turns = Turns(batch_tokens=16, begun_tokens=16)
     metrics = GpuMetrics(Metrics())
-    scoring = Scoring(ScriptedWorker(), reports.append, failed=failed.set_result, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring = Scoring([ScriptedWorker()], reports.append, failed=failed.set_result, turns=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     broken = Job(
         fence=Fence(uuid4(), 1), service="minilm", timeout_s=1.0, items=[{"text": "a", "reference": "b"}], costs=[]

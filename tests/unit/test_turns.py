@@ -1,5 +1,6 @@
 """Whose items go to the device next, over many batches."""
 
+from itertools import count
 from uuid import uuid4
 
 from hypothesis import given
@@ -7,8 +8,9 @@ from hypothesis import strategies as st
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Job
-from arl_gpu.turns import Batch, Turns
+from arl_gpu.turns import Batch, Place, Turns
 
+HERE = Place()
 COSTS = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size=1, max_size=8)
 
 
@@ -30,9 +32,8 @@ def turns_of(*jobs: Job, batch_tokens: int = 2048, begun_tokens: int = 1 << 20) 
 
 
 def computed(turns: Turns, batch: Batch) -> None:
-    for job, count in batch:
+    for job, _, _ in batch:
         job.begun = 0.0
-        job.entries += [{}] * count
         if not job.left:
             turns.remove(job.fence)
 
@@ -40,22 +41,22 @@ def computed(turns: Turns, batch: Batch) -> None:
 def test_a_short_action_is_not_behind_large_ones_that_fill_every_batch() -> None:
     short = a_job([512])
     turns = turns_of(*(a_job([512] * 256) for _ in range(4)), short)
-    first, second = turns.next_batch(), turns.next_batch()
-    assert (len(first), short in [job for job, _ in first]) == (4, False)
-    assert second[0] == (short, 1)
+    first, second = turns.next_batch(HERE), turns.next_batch(HERE)
+    assert (len(first), short in [job for job, _, _ in first]) == (4, False)
+    assert second[0] == (short, 0, 1)
 
 
 def test_a_large_one_waits_while_as_much_as_may_begin_has_begun_and_short_ones_do_not() -> None:
     large, waits, short = a_job([10] * 9), a_job([10] * 9), a_job([10])
     turns = turns_of(large, batch_tokens=20, begun_tokens=100)
-    computed(turns, turns.next_batch())
+    computed(turns, turns.next_batch(HERE))
     turns.add(waits)
     turns.add(short)
-    computed(turns, turns.next_batch())
+    computed(turns, turns.next_batch(HERE))
     assert (short.left, waits.has_begun) == ([], False)
     while not waits.has_begun:
         was_left = sum(large.left)
-        computed(turns, turns.next_batch())
+        computed(turns, turns.next_batch(HERE))
     assert was_left <= 10
 
 
@@ -67,17 +68,20 @@ def test_each_that_began_or_is_short_is_served_within_as_many_batches_as_there_a
     turns = turns_of(*jobs, batch_tokens=batch_tokens, begun_tokens=begun_tokens)
     waits = dict.fromkeys((job.fence for job in jobs), 0)
     begun_large: list[Job] = []
+    clock = count(1.0)
     while turns:
-        batch = turns.next_batch()
-        assert len({job.service for job, _ in batch}) == 1
-        served = {job.fence for job, _ in batch}
+        batch = turns.next_batch(HERE, now=next(clock))
+        assert len({job.service for job, _, _ in batch}) == 1
+        served = {job.fence for job, _, _ in batch}
         for job in turns:
             is_ready = job.has_begun or sum(job.costs) <= batch_tokens
             waits[job.fence] = 0 if job.fence in served or not is_ready else waits[job.fence] + 1
             assert waits[job.fence] < len(jobs)
-        begun_large += [job for job, _ in batch if not job.has_begun and sum(job.costs) > batch_tokens]
+        begun_large += [job for job, _, _ in batch if not job.has_begun and sum(job.costs) > batch_tokens]
         computed(turns, batch)
-    assert begun_large == [job for job in jobs if sum(job.costs) > batch_tokens]
+    for service in ("minilm", "other"):
+        of_it = [job for job in jobs if sum(job.costs) > batch_tokens and job.service == service]
+        assert [job for job in begun_large if job.service == service] == of_it
 
 
 @given(COSTS, st.integers(1, 100), st.integers(1, 300))
@@ -85,8 +89,38 @@ def test_of_large_ones_no_more_begins_than_may(costs: list[list[int]], batch_tok
     jobs = [a_job(each) for each in costs if sum(each) > batch_tokens]
     turns = turns_of(*jobs, batch_tokens=batch_tokens, begun_tokens=begun_tokens)
     while turns:
-        batch = turns.next_batch()
-        ready = {job.fence: job for job in jobs if job.has_begun} | {job.fence: job for job, _ in batch}
-        live = [job for job in ready.values() if job.left]
-        assert len(live) == 1 or sum(sum(job.left) for job in live) <= begun_tokens
+        batch = turns.next_batch(HERE)
+        ready = {job.fence: job for job in jobs if job.has_begun} | {job.fence: job for job, _, _ in batch}
+        left = {fence: sum(job.left) for fence, job in ready.items()}
+        left |= {job.fence: sum(job.costs[start:]) for job, start, _ in batch}
+        assert len([each for each in left.values() if each]) == 1 or sum(left.values()) <= begun_tokens
         computed(turns, batch)
+
+
+class TestSwaps:
+    """Three services; what is on the device goes first, and nobody waits for ever."""
+
+    def turns(self) -> Turns:
+        turns = Turns(batch_tokens=10, begun_tokens=100, swap_wait_s=5.0)
+        for now, service in enumerate(("away", "here", "away", "here")):
+            turns.add(a_job([10], service), now=float(now))
+        return turns
+
+    def test_work_of_a_resident_service_goes_before_a_restore(self) -> None:
+        turns = self.turns()
+        assert [turns.next_batch(Place(resident=("here",)), now=4.0)[0].job.service for _ in range(2)] == ["here"] * 2
+        assert turns.waiting(Place(resident=("here",))) == ["away"]
+
+    def test_whoever_waited_its_bound_goes_first_and_with_it_all_that_waited_for_the_same(self) -> None:
+        turns = self.turns()
+        turns.add(a_job([10], "away"), now=5.5)
+        place = Place(resident=("here",))
+        served = [turns.next_batch(place, now=5.0 + at)[0].job.service for at in range(4)]
+        assert served == ["away", "away", "here", "here"]
+
+    def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
+        turns = self.turns()
+        place = Place(elsewhere=("away", "here"))
+        assert turns.next_batch(place, now=9.0) == []
+        turns.add(a_job([10] * 3, "here"), now=9.0)
+        assert turns.next_batch(place, now=9.0)[0].job.service == "here"
