@@ -90,9 +90,9 @@ class Occupancy:
     ) -> tuple[str, tuple[str, ...]] | None:
         """The first of `waiting` that is not on the device, and what leaves for it: nobody that others wait for.
 
-        None where all are there, where one is on its way, or where it does not fit.
+        None where all are there, where one is on its way, or where it does not fit. Only `cost` looks ahead.
         """
-        if any(each.state is Residence.RESTORING for each in self.services.values()):
+        if by is not Eviction.COST or any(each.state is Residence.RESTORING for each in self.services.values()):
             return None
         name = next((each for each in waiting if self.of(each).state is Residence.HOST), None)
         if name is None:

@@ -10,7 +10,7 @@ __all__ = ["checked", "read", "read_blocking", "write", "write_blocking"]
 _LENGTH = 4
 LARGEST = 256 << 20
 """Bytes of a message. What says that it is longer is none."""
-DONE = frozenset({"states", "used_bytes", "moves"})
+DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
 SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s"}
 

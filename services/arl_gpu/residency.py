@@ -66,6 +66,12 @@ class Residency:
         """Bytes of all services on the device."""
         return self._occupancy.used
 
+    @property
+    def fitting(self) -> frozenset[str]:
+        """Services that are not on the device, and fit into what is free."""
+        free, services = self._occupancy.free, self._occupancy.services
+        return frozenset(n for n, each in services.items() if each.state is Residence.HOST and each.size <= free)
+
     def moves(self) -> Moves:
         """Since the last call."""
         found, self._moves = self._moves, Moves()

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from arl_gpu.worker_client import WorkerDied
 __all__ = ["Scorer", "Scoring"]
 
 DRAIN_S = 10.0
+LOOK_AGAIN_S = 0.01
 DEATHS_APART = 2
 """Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
 
@@ -51,6 +52,7 @@ class _Device:
     worker: Scorer
     states: Mapping[str, Residence] = field(default_factory=dict)
     used_bytes: int = 0
+    fitting: Collection[str] | None = None
     serves: str | None = None
     """The service whose batch it computes."""
     work: asyncio.Event = field(default_factory=asyncio.Event)
@@ -147,8 +149,7 @@ class Scoring:
 
     async def _forever(self, device: _Device) -> None:
         while True:
-            await device.work.wait()
-            device.work.clear()
+            await self._something_to_do(device)
             while batch := self._jobs.next_batch(self._place(device), now=time.monotonic()):
                 self._begin(batch)
                 device.serves = batch[0].job.service
@@ -160,11 +161,20 @@ class Scoring:
                 device.serves = None
                 self._wake()
 
+    async def _something_to_do(self, device: _Device) -> None:
+        """Returns when something came or ended, or when a service has been waited for long enough."""
+        look_at = self._jobs.next_look(self._place(device), now=time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if look_at is None else max(LOOK_AGAIN_S, look_at - time.monotonic())):
+                await device.work.wait()
+        device.work.clear()
+
     def _place(self, device: _Device) -> Place:
         return Place(
             number=device.number,
             resident=device.services_in(Residence.RESIDENT),
             restoring=device.services_in(Residence.RESTORING),
+            fitting=device.fitting,
             elsewhere={name for other in self._devices if other is not device for name in other.holds},
         )
 
@@ -202,19 +212,23 @@ class Scoring:
     async def _answer(self, device: _Device, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
         """The worker's, or what it died of."""
         try:
-            answer = await device.worker.score(service, items, self._jobs.waiting(self._place(device)))
+            answer = await device.worker.score(service, items, self._waiting(device))
         except WorkerDied as error:
             log.warning("the worker died: %s", error)
             device.deaths += 1
             self._metrics.worker_deaths.inc()
+            device.fitting = None
             device.states, device.used_bytes = dict.fromkeys(device.states, Residence.COLD), 0
             self._show(f"the worker died: {error}")
             return {"error": "worker_died", "message": str(error)}
         device.states = {name: Residence(state) for name, state in answer["states"].items()}
-        device.used_bytes = answer["used_bytes"]
+        device.used_bytes, device.fitting = answer["used_bytes"], set(answer["fitting"])
         self._metrics.observe_moves(answer["moves"])
         self._show(f"{answer['error']}: {answer['message']}" if "error" in answer else "ok")
         return answer
+
+    def _waiting(self, device: _Device) -> Sequence[str]:
+        return self._jobs.waiting(self._place(device), now=time.monotonic())
 
     async def _run_apart(self, device: _Device, batch: Batch) -> None:
         """What is wrong with one action's items must not be the end of the others."""

@@ -27,6 +27,7 @@ class Part(NamedTuple):
 
 
 Batch = Sequence[Part]
+_Queue = dict[str, list[Job]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Place:
     """Services that are on their way there."""
     elsewhere: Collection[str] = ()
     """Services that another device holds or is being given."""
+    fitting: Collection[str] | None = None
+    """Services for which there is room without an eviction; None for all."""
 
 
 class _Turn(NamedTuple):
@@ -50,8 +53,11 @@ class _Turn(NamedTuple):
 class Turns:
     """Jobs in the order in which they head a batch; costs are in tokens, times by the monotonic clock.
 
-    Services that are on the device go before those that would have to be restored, until the oldest of these has waited
-    `swap_wait_s`; a service that was restored keeps the device until all that waited for it by then was in a batch.
+    Services that are on the device go before those that would have to be restored, until the oldest action of these has
+    waited `swap_wait_s`. Where one that is in use would have to leave for it, a service is restored once all that waits
+    for it has together waited so long: then the wait costs as much as it may save. A service that was restored keeps
+    the device until all that waited for it by then was in a batch.
+
     Beside that whoever was served goes behind all others. An action that is no larger than a batch may begin at once.
     Larger ones of a service begin in their order, while what is left of all that began is at most `begun_tokens`, or
     alone: the time of one that waits does not run.
@@ -63,6 +69,7 @@ class Turns:
         """The one that has waited the longest first."""
         self._turns: dict[int, _Turn] = {}
         """By the number of the device."""
+        self._served_at: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -85,34 +92,42 @@ class Turns:
         return self._jobs.pop(fence, None)
 
     def next_batch(self, place: Place, *, now: float = 0.0) -> Batch:
-        """Of one service; empty where nothing waits that this device should do. What is in it no later one has.
+        """Of one service; empty where this device should do nothing now. What is in it no later one has.
 
         Raises where a job waits and none of its items has a cost.
         """
-        ready = self._ready()
-        service = self._service(ready, place, now)
-        jobs = [job for job in ready if job.service == service]
+        queue = _by_service(self._ready())
+        service = self._service(queue, place, now)
+        if service is None:
+            return []
+        jobs = queue[service]
         counts = next_batch([job.left for job in jobs], budget=self._batch_tokens)
         parts = [Part(job, job.given, job.given + count) for job, count in zip(jobs, counts, strict=True) if count]
-        if service is not None and not parts:
+        if not parts:
             raise RuntimeError("jobs wait of which nothing is left")
         for job, _, stop in parts:
             job.given, job.waits_since = stop, now
             self._jobs[job.fence] = self._jobs.pop(job.fence)
+        self._served_at[service] = now
         return parts
 
-    def waiting(self, place: Place) -> list[str]:
-        """Services with work for this device, the one whose oldest action has waited the longest first."""
-        ready = self._ready()
-        return [service for service in _heads(ready) if self._may_be_here(service, ready, place)]
+    def waiting(self, place: Place, *, now: float = 0.0) -> list[str]:
+        """Services with work for this device now, the one whose oldest action has waited the longest first."""
+        queue = _by_service(self._ready())
+        return [service for service in queue if self._may_be_here(service, queue, place, now)]
 
-    def _service(self, ready: Sequence[Job], place: Place, now: float) -> str | None:
-        heads = _heads(ready)
+    def next_look(self, place: Place, *, now: float) -> float | None:
+        """When a service that waits may be restored though nothing else happens; None where nothing will change."""
+        queue = _by_service(self._ready())
+        waits = [(sum(now - job.waits_since for job in jobs), len(jobs)) for jobs in queue.values()]
+        return min((now + max(0.0, self._swap_wait_s - waited) / jobs for waited, jobs in waits), default=None)
+
+    def _service(self, queue: _Queue, place: Place, now: float) -> str | None:
         turn = self._turns.get(place.number)
-        if turn is not None and turn.service in heads and heads[turn.service].waits_since < turn.begun:
+        if turn is not None and turn.service in queue and queue[turn.service][0].waits_since < turn.begun:
             return turn.service
-        here = [each for each in heads if self._may_be_here(each, ready, place)]
-        overdue = [each for each in here if now - heads[each].waits_since >= self._swap_wait_s]
+        here = [each for each in queue if self._may_be_here(each, queue, place, now)]
+        overdue = [each for each in here if now - queue[each][0].waits_since >= self._swap_wait_s]
         resident = [each for each in here if each in place.resident]
         coming = [each for each in here if each in place.restoring]
         chosen = next(iter(overdue or resident or coming or here), None)
@@ -120,12 +135,21 @@ class Turns:
             self._turns[place.number] = _Turn(chosen, now)
         return chosen
 
-    def _may_be_here(self, service: str, ready: Sequence[Job], place: Place) -> bool:
-        """A second copy of a service is worth its restore where there is much to do."""
-        if service in place.resident or service in place.restoring or service not in place.elsewhere:
+    def _may_be_here(self, service: str, queue: _Queue, place: Place, now: float) -> bool:
+        if service in place.resident or service in place.restoring:
             return True
-        work = sum(sum(job.left) for job in ready if job.service == service)
-        return work >= REPLICA_BATCHES * self._batch_tokens
+        jobs = queue[service]
+        # A second copy of a service is worth its restore where there is much to do.
+        if service in place.elsewhere and sum(sum(j.left) for j in jobs) < REPLICA_BATCHES * self._batch_tokens:
+            return False
+        if place.fitting is None or service in place.fitting or self._someone_rests(queue, place, now):
+            return True
+        return sum(now - job.waits_since for job in jobs) >= self._swap_wait_s
+
+    def _someone_rests(self, queue: _Queue, place: Place, now: float) -> bool:
+        """A service that nobody has needed for a while is no loss."""
+        resting = (each for each in place.resident if each not in queue)
+        return any(now - self._served_at.get(each, now - self._swap_wait_s) >= self._swap_wait_s for each in resting)
 
     def _ready(self) -> list[Job]:
         """Those that have begun or may begin, and of which something is left."""
@@ -142,9 +166,9 @@ class Turns:
         return found
 
 
-def _heads(ready: Sequence[Job]) -> dict[str, Job]:
-    """The first job of each service."""
-    found: dict[str, Job] = {}
+def _by_service(ready: Sequence[Job]) -> _Queue:
+    """The service of the first job first."""
+    found: _Queue = {}
     for job in ready:
-        found.setdefault(job.service, job)
+        found.setdefault(job.service, []).append(job)
     return found

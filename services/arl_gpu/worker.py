@@ -72,7 +72,7 @@ class _Worker:
             code = "forward_failed" if op == "score" else "order_failed"
             answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
         states = {name: state.value for name, state in self._residency.states.items()}
-        now = {"states": states, "used_bytes": self._residency.used}
+        now = {"states": states, "used_bytes": self._residency.used, "fitting": self._fitting()}
         return answer | now | {"moves": asdict(self._residency.moves())}
 
     def _score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
@@ -122,6 +122,11 @@ class _Worker:
         """Resident or not: once it is on the device, no other service's restore makes it leave."""
         self._residency.pin(name, on=on)
         return {}
+
+    def _fitting(self) -> list[str]:
+        """Services for which nobody would have to leave; what was never read may be one of them."""
+        known = self._residency.fitting
+        return [name for name in self._specs if name not in self._models or name in known]
 
     def _model(self, service: str) -> Model:
         if service not in self._models:

@@ -26,6 +26,8 @@ EXIT_S = 1.0
 """Its end of the channel is closed a little before its exit code is there."""
 COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
 
+NOTHING: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": {}, "fitting": []}
+
 log = logging.getLogger(__name__)
 
 
@@ -96,7 +98,7 @@ class Worker:
 
     async def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
         """Nothing is on a device that no worker owns, and the next one is told at its start."""
-        return await self._ask(order) if self._process is not None else {"states": {}, "used_bytes": 0, "moves": {}}
+        return await self._ask(order) if self._process is not None else dict(NOTHING)
 
     async def _ask(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
         process = await self._living()

@@ -19,6 +19,7 @@ from support.gpu import MOVES, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
+EMPTY = {"states": {}, "used_bytes": 0, "moves": MOVES, "fitting": []}
 DIED = ("infra_error", "worker_died")
 
 
@@ -73,7 +74,9 @@ async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gp
     items, answer = await gpu.worker.next_order()
     await rows.unguarded(WISHED, action)
     assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
-    answer.set_result({"error": "forward_failed", "message": "late", "states": {}, "used_bytes": 0, "moves": MOVES})
+    answer.set_result(
+        {"error": "forward_failed", "message": "late", "states": {}, "used_bytes": 0, "moves": MOVES, "fitting": []}
+    )
     other = await gpu.granted("bb")
     await gpu.worker.answer_next()
     await rows.until_state(other, "settled")
@@ -113,13 +116,7 @@ async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu
     bad, good = await gpu.granted("bad"), await gpu.granted("good")
     await gpu.offer(bad, good)
     await gpu.scoring(jobs=3)
-    failed = {
-        "error": "forward_failed",
-        "message": "it",
-        "states": {"minilm": "resident"},
-        "used_bytes": 1,
-        "moves": MOVES,
-    }
+    failed = EMPTY | {"error": "forward_failed", "message": "it", "states": {"minilm": "resident"}}
     answer.set_result(failed)
     for expected in (["bad", "good"], ["bad"]):
         items, answer = await gpu.worker.next_order()

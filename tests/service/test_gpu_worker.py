@@ -25,7 +25,7 @@ import os, signal, socket, sys
 from arl_gpu.messages import read_blocking, write_blocking
 channel = socket.socket(fileno=int(sys.argv[1]))
 figures = dict.fromkeys(("texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s", "used_bytes"), 0)
-figures["moves"] = {}
+figures |= {"moves": {}, "fitting": []}
 """
 GOOD = """
 while (order := read_blocking(channel)) is not None:
@@ -40,7 +40,10 @@ MISBEHAVING = {
     "it ends in a message": ("read_blocking(channel); channel.send(b'\\0\\0\\0\\x09{'); sys.exit(3)", "ended with 3"),
     "no JSON": ("read_blocking(channel); channel.send(b'\\0\\0\\0\\x04nope'); signal.pause()", "JSONDecodeError"),
     "no message": ("read_blocking(channel); channel.send(b'Traceback'); signal.pause()", "a message of 1416782179"),
-    "no answer": ("read_blocking(channel); write_blocking(channel, {}); signal.pause()", "entries, forward_cpu_s"),
+    "no answer": (
+        "read_blocking(channel); write_blocking(channel, {}); signal.pause()",
+        "entries, fitting, ",
+    ),
     "no object": ("read_blocking(channel); write_blocking(channel, []); signal.pause()", "no object"),
     "an entry too few": (
         "read_blocking(channel); write_blocking(channel, figures | {'entries': [], 'states': {}}); signal.pause()",

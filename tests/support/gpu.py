@@ -64,6 +64,7 @@ def scored(items: Items) -> dict[str, Any]:
         "states": {"minilm": "resident"},
         "used_bytes": 1,
         "moves": MOVES,
+        "fitting": [],
     }
 
 

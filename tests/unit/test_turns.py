@@ -98,29 +98,46 @@ def test_of_large_ones_no_more_begins_than_may(costs: list[list[int]], batch_tok
 
 
 class TestSwaps:
-    """Three services; what is on the device goes first, and nobody waits for ever."""
+    """Two services, of which one is on the device and used; nobody waits for ever."""
 
-    def turns(self) -> Turns:
+    HERE = Place(resident=("here",), fitting=())
+
+    def turns(self, *waiting: tuple[float, str]) -> Turns:
+        """«here» was in a batch at 0; what waits came when it is said to have come."""
         turns = Turns(batch_tokens=10, begun_tokens=100, swap_wait_s=5.0)
-        for now, service in enumerate(("away", "here", "away", "here")):
-            turns.add(a_job([10], service), now=float(now))
+        turns.add(a_job([10], "here"), now=0.0)
+        turns.next_batch(self.HERE, now=0.0)
+        for came, service in waiting:
+            turns.add(a_job([10], service), now=came)
         return turns
 
+    def served(self, turns: Turns, *at: float) -> list[str]:
+        return [job.service for now in at for job, _, _ in turns.next_batch(self.HERE, now=now)]
+
     def test_work_of_a_resident_service_goes_before_a_restore(self) -> None:
-        turns = self.turns()
-        assert [turns.next_batch(Place(resident=("here",)), now=4.0)[0].job.service for _ in range(2)] == ["here"] * 2
-        assert turns.waiting(Place(resident=("here",))) == ["away"]
+        turns = self.turns((1.0, "away"), (2.0, "here"), (2.0, "away"), (3.0, "here"))
+        assert self.served(turns, 4.5, 4.5, 4.5) == ["here", "here", "away"]
 
     def test_whoever_waited_its_bound_goes_first_and_with_it_all_that_waited_for_the_same(self) -> None:
-        turns = self.turns()
-        turns.add(a_job([10], "away"), now=5.5)
-        place = Place(resident=("here",))
-        served = [turns.next_batch(place, now=5.0 + at)[0].job.service for at in range(4)]
-        assert served == ["away", "away", "here", "here"]
+        turns = self.turns((1.0, "away"), (2.0, "here"), (5.5, "away"))
+        assert turns.waiting(self.HERE, now=6.0) == ["away", "here"]
+        assert self.served(turns, 6.0, 6.0, 6.0) == ["away", "away", "here"]
+
+    def test_nobody_leaves_for_one_that_has_hardly_waited(self) -> None:
+        turns = self.turns((1.0, "away"), (4.0, "here"))
+        assert self.served(turns, 4.0) == ["here"]
+        assert turns.next_look(self.HERE, now=4.0) == 6.0
+        turns.add(a_job([10], "away"), now=4.0)
+        assert turns.next_look(self.HERE, now=4.0) == 5.0
+        assert (turns.waiting(self.HERE, now=4.9), self.served(turns, 4.9)) == ([], [])
+        assert self.served(turns, 5.0) == ["away"]
+
+    def test_it_does_not_wait_where_there_is_room_or_where_nobody_needs_what_would_leave(self) -> None:
+        assert self.turns((1.0, "away")).next_batch(Place(resident=("here",), fitting=("away",)), now=1.0)
+        assert self.served(self.turns((5.0, "away")), 5.0) == ["away"]
 
     def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
-        turns = self.turns()
-        place = Place(elsewhere=("away", "here"))
+        turns, place = self.turns((1.0, "away"), (1.0, "here")), Place(elsewhere=("away", "here"))
         assert turns.next_batch(place, now=9.0) == []
         turns.add(a_job([10] * 3, "here"), now=9.0)
         assert turns.next_batch(place, now=9.0)[0].job.service == "here"
