@@ -80,6 +80,13 @@ def test_reward_measures_scores_beside_their_forward_and_finds_them_right() -> N
     assert figures["wrong_answers"] == figures["lost"] == 0
 
 
+def test_residency_measures_copies_and_waits_beside_those_of_other_policies_and_finds_scores_right() -> None:
+    figures = bench("residency", "--short")["figures"]
+    assert all(figures[f"{name}{policy}"] > 0 for name in ("swaps", "p99_wait_s") for policy in ("", "_lru", "_fifo"))
+    assert figures["max_abs_error"] < 1e-4
+    assert figures["wrong_answers"] == figures["lost"] == 0
+
+
 def test_density_measures_resting_environments_and_an_exec_beside_them() -> None:
     figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
     assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))

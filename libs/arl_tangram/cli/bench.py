@@ -13,6 +13,7 @@ import typer
 from arl_tangram.bench import aoe as aoe_
 from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution, real
+from arl_tangram.bench import residency as residency_
 from arl_tangram.bench import resizing as resizing_
 from arl_tangram.bench import reward as reward_
 from arl_tangram.bench import rounds as rounds_
@@ -186,6 +187,27 @@ def reward(
     except TangramError as error:
         fail(str(error))
     _print(document("reward", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    if figures["wrong_answers"] or figures["lost"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def residency(
+    as_json: JsonOption = False,
+    short: Annotated[bool, typer.Option("--short", help="A quarter of a minute, once.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 20,
+) -> None:
+    """Copies to a device that has room for 3 of 12 reward services, ours beside the least recently used one's."""
+    sizes = residency_.Sizes(repeats=1, seconds=3, burst_s=2) if short else residency_.Sizes()
+    if not short:
+        sizes = replace(sizes, repeats=repeats, seconds=seconds)
+    try:
+        figures, samples = residency_.run_residency(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    found = document("residency", load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
+    _print(found, as_json=as_json)
     if figures["wrong_answers"] or figures["lost"]:
         raise typer.Exit(EXIT_FAILED)
 
