@@ -1,6 +1,6 @@
 """Which services are on a device, and what has to leave it so that another one fits. Values in, values out.
 
-    cold -> host -> restoring -> resident -> host
+    cold -> host -> restoring -> resident -> host -> cold
 
 A resident service stays until another one needs its space (evict on execution), and never leaves while it is in use.
 """
@@ -46,6 +46,8 @@ class Holding:
     """The turn of its arrival on the device."""
     restore_s: float = 0.0
     """What its last copy took; 0 before the first."""
+    load_s: float = 0.0
+    """What reading it into host memory took."""
     use: Use = UNUSED
     pinned: bool = False
     """Never evicted for another one."""
@@ -106,7 +108,9 @@ class Occupancy:
     ) -> list[Candidate]:
         """Resident services that nobody uses and that aren't pinned, whoever leaves first at the head."""
         may = {name: each for name, each in self.services.items() if each.is_idle and not each.pinned}
-        return leaving([_candidate(name, each, now) for name, each in may.items()], waiting=waiting, by=by)
+        return leaving(
+            [_candidate(name, each, now, each.restore_s) for name, each in may.items()], waiting=waiting, by=by
+        )
 
     def pinned(self, name: str, *, on: bool) -> "Occupancy":
         """In any state, and before it is known."""
@@ -118,10 +122,29 @@ class Occupancy:
             raise WrongState(f"{name} is on the device")
         return replace(self, services={n: each for n, each in self.services.items() if n != name})
 
-    def loaded(self, name: str, size: int) -> "Occupancy":
+    def loaded(self, name: str, size: int, *, took_s: float = 0.0) -> "Occupancy":
         """Its weights are in host memory."""
-        held = replace(self._in(name, Residence.COLD), state=Residence.HOST, size=size)
+        held = replace(self._in(name, Residence.COLD), state=Residence.HOST, size=size, load_s=took_s)
         return self._with(name, held)
+
+    def cooled(self, name: str) -> "Occupancy":
+        """Its weights are in their file alone."""
+        return self._moved(name, Residence.HOST, Residence.COLD)
+
+    @property
+    def on_host(self) -> int:
+        """Bytes in host memory. What is on the device stays there, too, so that nothing is copied back."""
+        return sum(each.size for each in self.services.values() if each.state is not Residence.COLD)
+
+    def cooling(self, budget: int, *, keep: str, now: float = 0.0) -> tuple[str, ...] | None:
+        """Services to take out of host memory until it holds no more than `budget`; None where that can't be.
+
+        First those that are not on the device, by what reading them again costs and how often they are used.
+        """
+        may = {n: each for n, each in self.services.items() if n != keep and not each.pinned}
+        off = [_candidate(n, each, now, each.load_s) for n, each in may.items() if each.state is Residence.HOST]
+        on = [_candidate(n, each, now, each.load_s) for n, each in may.items() if each.is_idle]
+        return victims([*leaving(off), *leaving(on)], missing=self.on_host - budget)
 
     def restoring(self, name: str) -> "Occupancy":
         """Its copy begins: from now on its bytes are taken."""
@@ -169,11 +192,11 @@ class Occupancy:
         return replace(self, services={**self.services, name: held})
 
 
-def _candidate(name: str, held: Holding, now: float) -> Candidate:
+def _candidate(name: str, held: Holding, now: float, back_s: float) -> Candidate:
     return Candidate(
         name=name,
         size=held.size,
-        restore_s=held.restore_s,
+        restore_s=back_s,
         rate=held.use.rate(now),
         used_at=held.used_at,
         restored_at=held.restored_at,

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from arl_gpu.host_memory import HostMemory
 from arl_gpu.manager import Manager
 from arl_gpu.routes import add_hops
 from arl_gpu.services import available
@@ -34,9 +35,12 @@ def build(settings: GpuSettings) -> FastAPI:
         device_mib=settings.device_mib,
         copy_mib_per_s=settings.copy_mib_per_s,
         eviction=settings.eviction,
+        host_mib=settings.host_budget_mib,
     )
+    host = HostMemory() if settings.devices > 1 else None
     workers = [
-        Worker(config, threads=settings.threads, limit_s=settings.batch_limit_s) for _ in range(settings.devices)
+        Worker(config, threads=settings.threads, limit_s=settings.batch_limit_s, host=host)
+        for _ in range(settings.devices)
     ]
     manager = Manager(store, peers, notifier, workers, files, settings, metrics)
 

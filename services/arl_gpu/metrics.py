@@ -28,6 +28,7 @@ class GpuMetrics:
         self.prefetches = metrics.counter("gpu_prefetches", "Copies that began before anybody waited for them")
         self.evictions = metrics.counter("gpu_evictions", "Services that left the device for another one")
         self.worker_deaths = metrics.counter("gpu_worker_deaths", "Workers that ended in the middle of a batch")
+        self.cooled = metrics.counter("gpu_host_evictions", "Services that left host memory for another one")
         self._residency = metrics.gauge("gpu_residency", "1 for the state that a service is in", "service", "state")
         self._used = metrics.gauge("gpu_device_used_bytes", "Weights on the device")
 
@@ -51,6 +52,7 @@ class GpuMetrics:
         self.prefetches.inc(moves["prefetched"])
         self.evictions.inc(moves["evicted"])
         self.failed_copies.inc(moves["failed"])
+        self.cooled.inc(moves["cooled"])
 
     def show_residency(self, states: Mapping[str, Residence], *, used_bytes: int) -> None:
         self._used.set(used_bytes)

@@ -28,6 +28,8 @@ class Moves:
 
     restored_s: list[float] = field(default_factory=list)
     """What each copy took."""
+    cooled: int = 0
+    """Services that left host memory for another one."""
     evicted: int = 0
     prefetched: int = 0
     """Of the restored ones, those that nobody waited for yet when they began."""
@@ -47,9 +49,10 @@ class Residency:
     `waiting`, wherever it is asked for: services with work in the queue, the one that is needed first at its head.
     """
 
-    def __init__(self, device: Device, *, eviction: Eviction = Eviction.COST) -> None:
+    def __init__(self, device: Device, *, eviction: Eviction = Eviction.COST, host_bytes: int | None = None) -> None:
+        """`host_bytes`: the most that weights take of host memory; None for no bound."""
         self._device = device
-        self._eviction = eviction
+        self._eviction, self._host_bytes = eviction, host_bytes
         self._occupancy = Occupancy(device.capacity)
         self._weights: dict[str, Weights] = {}
         self._blocks: dict[str, Block] = {}
@@ -77,10 +80,18 @@ class Residency:
         found, self._moves = self._moves, Moves()
         return found
 
-    def load(self, name: str, weights: Weights) -> None:
-        """Cold to host."""
-        self._occupancy = self._occupancy.loaded(name, len(weights.content))
+    def load(self, name: str, weights: Weights, *, took_s: float = 0.0) -> None:
+        """Cold to host; others become cold where the budget asks for it. Raises `NoRoom`; then it stays cold."""
+        loaded = self._occupancy.loaded(name, len(weights.content), took_s=took_s)
+        leave: tuple[str, ...] | None = ()
+        if self._host_bytes is not None:
+            leave = loaded.cooling(self._host_bytes, keep=name, now=time.monotonic())
+        if leave is None:
+            raise NoRoom(f"{name}: {loaded.on_host} bytes in host memory, where {self._host_bytes} may be")
+        self._occupancy = loaded
         self._weights[name] = weights
+        for other in leave:
+            self._cool(other)
 
     def pin(self, name: str, *, on: bool = True) -> None:
         """In any state: once it is on the device, no other one's restore makes it leave."""
@@ -140,6 +151,12 @@ class Residency:
         for name in [*self._copies, *self._blocks]:
             self.evict_if_there(name)
         self._device.close()
+
+    def _cool(self, name: str) -> None:
+        self.evict_if_there(name)
+        self._occupancy = self._occupancy.cooled(name)
+        del self._weights[name]
+        self._moves.cooled += 1
 
     def _bring(self, name: str, waiting: Sequence[str]) -> None:
         if name in self._copies:

@@ -221,11 +221,17 @@ class Scoring:
             device.states, device.used_bytes = dict.fromkeys(device.states, Residence.COLD), 0
             self._show(f"the worker died: {error}")
             return {"error": "worker_died", "message": str(error)}
+        self.learn(device.number, answer)
+        self._show(f"{answer['error']}: {answer['message']}" if "error" in answer else "ok")
+        return answer
+
+    def learn(self, number: int, answer: Mapping[str, Any]) -> None:
+        """What is on a device now, as its worker said with any answer."""
+        device = self._devices[number]
         device.states = {name: Residence(state) for name, state in answer["states"].items()}
         device.used_bytes, device.fitting = answer["used_bytes"], set(answer["fitting"])
         self._metrics.observe_moves(answer["moves"])
-        self._show(f"{answer['error']}: {answer['message']}" if "error" in answer else "ok")
-        return answer
+        self._metrics.show_residency(self.states, used_bytes=self.used_bytes)
 
     def _waiting(self, device: _Device) -> Sequence[str]:
         return self._jobs.waiting(self._place(device), now=time.monotonic())

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from arl_core.eviction import Eviction
+from arl_gpu.host_memory import limit_bytes
 from arl_gpu.services import KNOWN
 from arl_manager.settings import ManagerSettings
 
@@ -24,8 +25,13 @@ class GpuSettings(ManagerSettings):
     eviction: Eviction = Field(
         default=Eviction.COST, description="Who leaves a device first; all but `cost` are there to be compared with"
     )
+    host_mib: int | None = Field(
+        default=None,
+        ge=1,
+        description="The most that weights take of host memory; without it half of what there is",
+    )
     swap_wait_s: float = Field(
-        default=1.0, ge=0, description="How long services that are on a device go before one that is not"
+        default=1.5, ge=0, description="How long services that are on a device go before one that is not"
     )
     batch_tokens: int = Field(default=2048, ge=16, description="The most that goes to the device at once")
     begun_tokens: int = Field(
@@ -47,6 +53,11 @@ class GpuSettings(ManagerSettings):
         if unknown := set(services) - KNOWN.keys():
             raise ValueError(f"{', '.join(sorted(unknown))}: there is {', '.join(sorted(KNOWN))}")
         return services
+
+    @property
+    def host_budget_mib(self) -> int:
+        """Half of the control group's limit, or of the machine's memory."""
+        return self.host_mib or max(1, limit_bytes() >> 21)
 
     @property
     def threads(self) -> int:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arl_core.eviction import Eviction
@@ -17,6 +17,7 @@ from arl_core.residency import Busy, Residence
 from arl_gpu import kinds
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed
+from arl_gpu.host_memory import shared
 from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
@@ -37,6 +38,10 @@ class Config:
     device_mib: int
     copy_mib_per_s: float | None
     eviction: Eviction = Eviction.COST
+    host_mib: int | None = None
+    """The most that weights take of host memory."""
+    host: dict[str, str] = field(default_factory=dict)
+    """Where other workers have the weights of a service, too: the path of its `arl_gpu.host_memory`."""
 
     def device(self) -> CpuDevice:
         rate = self.copy_mib_per_s
@@ -46,7 +51,12 @@ class Config:
 class _Worker:
     def __init__(self, config: Config) -> None:
         self._specs = dict(config.services)
-        self._residency = Residency(config.device(), eviction=Eviction(config.eviction))
+        self._host = dict(config.host)
+        self._residency = Residency(
+            config.device(),
+            eviction=Eviction(config.eviction),
+            host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
+        )
         self._models: dict[str, Model] = {}
         for name in config.pinned:
             self._residency.pin(name)
@@ -94,17 +104,20 @@ class _Worker:
             "backend": model.backend,
         }
 
-    def _offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+    def _offer(self, spec: dict[str, Any], host: str | None = None) -> dict[str, Any]:
         """From now on it can be scored. The same one again is nothing; another of that name takes its place."""
         if self._specs.get(spec["name"]) != spec:
             self._forget(spec["name"])
             self._specs[spec["name"]] = spec
+            if host is not None:
+                self._host[spec["name"]] = host
         return {}
 
     def _forget(self, name: str) -> dict[str, Any]:
         self._residency.forget(name)
         self._models.pop(name, None)
         self._specs.pop(name, None)
+        self._host.pop(name, None)
         return {}
 
     def _restore(self, name: str) -> dict[str, Any]:
@@ -130,8 +143,12 @@ class _Worker:
 
     def _model(self, service: str) -> Model:
         if service not in self._models:
-            model = kinds.load(self._specs[service])
-            self._residency.load(service, model.weights)
+            begun, model = time.monotonic(), kinds.load(self._specs[service])
+            if service in self._host:
+                model.weights.content = shared(self._host[service], model.weights.content)
+            self._residency.load(service, model.weights, took_s=time.monotonic() - begun)
+            states = self._residency.states
+            self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
             self._models[service] = model
         return self._models[service]
 

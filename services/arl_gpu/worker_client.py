@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
 from arl_gpu.messages import checked, read, write
+from arl_gpu.residency import Moves
 from arl_gpu.worker import Config
 from arl_store.child import spawn
 
@@ -26,7 +28,8 @@ EXIT_S = 1.0
 """Its end of the channel is closed a little before its exit code is there."""
 COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
 
-NOTHING: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": {}, "fitting": []}
+NOTHING: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": asdict(Moves()), "fitting": []}
+"""What no worker has."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,17 @@ class _Process:
 class Worker:
     """One order at a time; others wait for it. `command` is given a file descriptor and the configuration."""
 
-    def __init__(self, config: Config, *, threads: int, limit_s: float, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        threads: int,
+        limit_s: float,
+        host: HostMemory | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """`host`: weights that other workers have, too."""
+        self._host = host
         self._config, self._threads, self._limit_s = config, threads, limit_s
         self._command = command
         self._order_lock = asyncio.Lock()
@@ -69,7 +82,8 @@ class Worker:
         """A service, or a change of one. Known to each worker that is started from now on."""
         async with self._order_lock:
             self._config = replace(self._config, services=self._config.services | {spec["name"]: spec})
-            return await self._tell({"op": "offer", "spec": spec})
+            path = self._host.path_of(spec) if self._host is not None else None
+            return await self._tell({"op": "offer", "spec": spec, "host": path})
 
     async def forget(self, name: str) -> dict[str, Any]:
         """Nothing of it stays, on the device and on the host."""
@@ -77,6 +91,8 @@ class Worker:
             services = {each: spec for each, spec in self._config.services.items() if each != name}
             pinned = tuple(each for each in self._config.pinned if each != name)
             self._config = replace(self._config, services=services, pinned=pinned)
+            if self._host is not None:
+                self._host.forget(name)
             return await self._tell({"op": "forget", "name": name})
 
     async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
@@ -154,7 +170,9 @@ class Worker:
         return self._process
 
     def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
-        argv = (*self._command, str(channel.fileno()), json.dumps(asdict(self._config)))
+        paths = {name: self._host.path_of(spec) for name, spec in self._config.services.items()} if self._host else {}
+        config = replace(self._config, host=paths)
+        argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         env |= dict.fromkeys(THREADS, str(self._threads))
         return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))

@@ -25,7 +25,7 @@ __all__ = ["SLOT", "SLOTS", "Gpu", "ScriptedWorker", "driving", "scored"]
 
 SLOT = {"slots:minilm": 1}
 SLOTS = 4
-MOVES = {"restored_s": [], "evicted": 0, "prefetched": 0, "failed": 0}
+MOVES = {"restored_s": [], "evicted": 0, "prefetched": 0, "failed": 0, "cooled": 0}
 Items = Sequence[Item]
 
 

@@ -1,15 +1,19 @@
 """The loop that puts batches together, where it can't go on."""
 
 import asyncio
+import json
 from uuid import uuid4
+
+import pytest
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Job, Report
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scoring
 from arl_gpu.turns import Turns
+from arl_gpu.worker_client import WorkerDied
 from arl_kit.metrics import Metrics
-from support.gpu import ScriptedWorker
+from support.gpu import ScriptedWorker, scored
 
 
 async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
@@ -27,3 +31,41 @@ async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
     scoring.cancel([broken.fence])
     await scoring.stop()
     assert [report.outcome for report in reports] == ["cancelled"]
+
+
+async def test_an_action_with_many_items_is_spread_over_devices_and_its_scores_are_in_their_order() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
+    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    items = [{"text": "a" * length, "reference": "b"} for length in range(1, 9)]
+    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[10] * 8))
+    _, late = await workers[0].next_order()
+    others = [await workers[1].answer_next() for _ in range(7)]
+    assert [item["text"] for [item] in others] == [item["text"] for item in items[1:]]
+    late.set_result(scored(items[:1]))
+    report = await asyncio.wait_for(reports.get(), 5)
+    assert [entry["score"] for entry in json.loads(report.scores or "")] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    await scoring.stop()
+
+
+async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
+    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    jobs = [
+        Job(fence=Fence(uuid4(), 1), service=name, timeout_s=60.0, items=[{"text": name}], costs=[10]) for name in "ab"
+    ]
+    for job in jobs:
+        scoring.add(job)
+    (first, dies), (second, lives) = await workers[0].next_order(), await workers[1].next_order()
+    dies.set_exception(WorkerDied("killed by the test"))
+    lives.set_result(scored(second))
+    found = [await asyncio.wait_for(reports.get(), 5) for _ in jobs]
+    ends = {report.fence: report for report in found}
+    assert (ends[jobs[0].fence].reason, ends[jobs[1].fence].outcome) == ("worker_died", "ok")
+    assert [item["text"] for item in [*first, *second]] == ["a", "b"]
+    await scoring.stop()

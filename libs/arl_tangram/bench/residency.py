@@ -45,7 +45,7 @@ class Sizes:
     """Zipf's exponent: how much more often the first service is asked than the others."""
     copy_mib_per_s: float = 800.0
     """A bus in proportion to these small weights: 0.11 s a service, as 5 GB take on PCIe 5."""
-    swap_wait_s: float = 1.0
+    swap_wait_s: float = 1.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class _Place:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FlatWeights:
     """Answers `arl_gpu.kinds.model.Weights`."""
 

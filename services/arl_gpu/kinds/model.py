@@ -27,8 +27,8 @@ class Scored:
 class Weights(Protocol):
     """A model's weights in host memory, in one piece."""
 
-    @property
-    def content(self) -> memoryview: ...
+    content: memoryview
+    """Replaced by one of the same bytes that other workers have too."""
 
 
 class Model(Protocol):
