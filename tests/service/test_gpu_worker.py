@@ -6,10 +6,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from arl_gpu.host_memory import HostMemory
+from arl_gpu.services import available
 from arl_gpu.worker import Config
 from arl_gpu.worker_client import COMMAND, Worker, WorkerDied
 from support.conditions import eventually
@@ -139,3 +142,40 @@ async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_work
     assert "LookupError: there is no kind 'no such kind'" in (await worker.score("late", [A]))["message"]
     await worker.forget("late")
     assert (await worker.score("late", [A]))["message"] == "KeyError: 'late'"
+
+
+@pytest.mark.slow
+async def test_two_workers_have_a_service_s_weights_in_host_memory_once_and_score_alike() -> None:
+    [files] = available(["minilm"])
+    config = Config(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=None)
+    host = HostMemory()
+    workers = [Worker(config, threads=1, limit_s=60.0, host=host) for _ in range(2)]
+    answers = [await worker.score("minilm", [A]) for worker in workers]
+    maps = [Path(f"/proc/{worker.pid}/maps").read_text().splitlines() for worker in workers]
+    inodes = {line.split()[4] for lines in maps for line in lines if "memfd:weights-minilm" in line}
+    for worker in workers:
+        await worker.end()
+    host.close()
+    assert answers[0]["entries"] == answers[1]["entries"]
+    assert "score" in answers[0]["entries"][0]
+    assert len(inodes) == 1
+    assert all(any("memfd:weights-minilm" in line for line in lines) for lines in maps)
+
+
+@pytest.mark.slow
+async def test_a_worker_killed_in_mid_restore_or_while_resident_is_followed_by_one_that_scores_the_same() -> None:
+    [files] = available(["minilm"])
+    config = Config(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=200.0)
+    worker = Worker(config, threads=1, limit_s=60.0)
+    first = await worker.score("minilm", [A])
+    for op in ("restore", "score"):
+        await worker.evict("minilm")
+        going = asyncio.create_task(worker.restore("minilm") if op == "restore" else worker.score("minilm", [A]))
+        await asyncio.sleep(0)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            await going
+        again = await worker.score("minilm", [A])
+        assert (again["entries"], again["used_bytes"]) == (first["entries"], first["used_bytes"])
+    await worker.end()
