@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from fastapi import FastAPI
 
@@ -37,10 +38,10 @@ def build(settings: GpuSettings) -> FastAPI:
         eviction=settings.eviction,
         host_mib=settings.host_budget_mib,
     )
-    host = HostMemory() if settings.devices > 1 else None
+    host = HostMemory() if len(settings.devices) > 1 else None
     workers = [
-        Worker(config, threads=settings.threads, limit_s=settings.batch_limit_s, host=host)
-        for _ in range(settings.devices)
+        Worker(replace(config, device=device), threads=settings.threads, limit_s=settings.batch_limit_s, host=host)
+        for device in settings.devices
     ]
     manager = Manager(store, peers, notifier, workers, files, settings, metrics)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
+from arl_gpu.places import Places, aligned
 
 __all__ = ["CpuDevice", "Fault"]
 
@@ -76,36 +77,26 @@ class CpuDevice:
         self._bytes_per_s = bytes_per_s
         self._fault = fault or (lambda _what, _size: False)
         # Pages that nobody wrote to cost nothing, and places are rounded up.
-        room = _aligned(max(1, capacity)) + ROUNDING * ALIGNMENT
+        room = aligned(max(1, capacity), ALIGNMENT) + ROUNDING * ALIGNMENT
         self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._arena = memoryview(self._map)
-        self._blocks: list[_Block] = []
-        """In order of their places."""
+        self._places = Places(capacity=capacity, room=room, alignment=ALIGNMENT)
         self._copier: ThreadPoolExecutor | None = None
 
     @property
     def used(self) -> int:
-        return sum(block.size for block in self._blocks)
+        return self._places.used
+
+    def register(self, content: memoryview) -> None:
+        """Any memory is as good as any other."""
+
+    def unregister(self, content: memoryview) -> None:
+        """Nothing was done to it."""
 
     def alloc(self, size: int) -> Block:
-        """The first gap that is wide enough."""
-        if size <= 0:
-            raise ValueError("a block has at least one byte")
-        if self._fault("alloc", size) or self.used + size > self.capacity:
-            raise DeviceFull(f"{size} bytes asked for, {self.capacity - self.used} of {self.capacity} are free")
-        at, offset = 0, 0
-        for at, block in enumerate([*self._blocks, None]):  # noqa: B007 - the place in order is what is looked for
-            end = block.offset if block is not None else len(self._arena)
-            if end - offset >= size:
-                break
-            offset = _aligned(block.offset + block.size) if block is not None else end
-        else:
-            raise DeviceFull(
-                f"{size} bytes asked for; no gap is that wide, though {self.capacity - self.used} are free"
-            )
-        made = _Block(offset, size, self._arena)
-        self._blocks.insert(at, made)
-        return made
+        if self._fault("alloc", size):
+            raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
+        return _Block(self._places.take(size), size, self._arena)
 
     def copy_async(self, block: Block, content: memoryview) -> Event:
         if len(content) != block.size:
@@ -117,11 +108,9 @@ class CpuDevice:
         return event
 
     def free(self, block: Block) -> None:
-        mine = next((each for each in self._blocks if each is block), None)
-        if mine is None:
-            raise ValueError("this block was freed before")
-        self._blocks.remove(mine)
-        self._map.madvise(mmap.MADV_DONTNEED, mine.offset, _aligned(mine.size))
+        assert isinstance(block, _Block)
+        self._places.give_back(block.offset, block.size)
+        self._map.madvise(mmap.MADV_DONTNEED, block.offset, aligned(block.size, ALIGNMENT))
 
     def close(self) -> None:
         if self._copier is not None:
@@ -149,7 +138,3 @@ class CpuDevice:
         np.copyto(np.frombuffer(target[start : start + len(piece)], np.uint8), np.frombuffer(piece, np.uint8))
         if self._bytes_per_s:
             time.sleep(max(0.0, len(piece) / self._bytes_per_s - (time.monotonic() - begun)))
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -55,6 +55,12 @@ class Device(Protocol):
         """As the device itself counts them."""
         ...
 
+    def register(self, content: memoryview) -> None:
+        """Host memory that copies will come from, before the first of them."""
+
+    def unregister(self, content: memoryview) -> None:
+        """No copy comes from there any more."""
+
     def alloc(self, size: int) -> Block:
         """Raises `DeviceFull`."""
         ...

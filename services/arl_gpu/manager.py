@@ -220,7 +220,12 @@ def _description(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str
         "epoch": uuid4(),
         "driver": DEVICE,
         "capacity": json.dumps(capacity),
-        "topology": json.dumps({"devices": [{"kind": DEVICE, "memory_mib": settings.device_mib}] * settings.devices}),
+        "topology": json.dumps({"devices": [_device(name, settings) for name in settings.devices]}),
         "enforced": "[]",
         "templates": "[]",
     }
+
+
+def _device(name: str, settings: GpuSettings) -> dict[str, Any]:
+    """How large a GPU is, its worker learns when it opens it."""
+    return {"kind": "cpu", "memory_mib": settings.device_mib} if name == "cpu" else {"kind": "cuda", "name": name}

@@ -88,6 +88,7 @@ class Residency:
             leave = loaded.cooling(self._host_bytes, keep=name, now=time.monotonic())
         if leave is None:
             raise NoRoom(f"{name}: {loaded.on_host} bytes in host memory, where {self._host_bytes} may be")
+        self._device.register(weights.content)
         self._occupancy = loaded
         self._weights[name] = weights
         for other in leave:
@@ -109,6 +110,24 @@ class Residency:
             yield self._blocks[name].view()
         finally:
             self._occupancy = self._occupancy.released(name)
+
+    @contextmanager
+    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Callable[[int], None]]]:
+        """As `using`, but its first bytes can be read before the last are there.
+
+        Yields the content, and what returns once so many of its bytes have arrived.
+        """
+        if self._occupancy.of(name).state is Residence.HOST:
+            self._make_room(name, waiting)
+            self._begin(name, lambda size: self._alloc(name, size, waiting))
+            copy = self._copies[name]
+            try:
+                yield copy.block.view(), copy.event.wait
+            finally:
+                self._finish(name)
+        else:
+            with self.using(name, waiting=waiting) as content:
+                yield content, lambda upto: None
 
     def prefetch(self, waiting: Sequence[str]) -> str | None:
         """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""
@@ -144,7 +163,8 @@ class Residency:
         """Also of the host. Raises `Busy`, or `NotFreed`."""
         self.evict_if_there(name)
         self._occupancy = self._occupancy.forgotten(name)
-        self._weights.pop(name, None)
+        if (weights := self._weights.pop(name, None)) is not None:
+            self._device.unregister(weights.content)
 
     def close(self) -> None:
         """Once nobody uses anything."""
@@ -155,7 +175,7 @@ class Residency:
     def _cool(self, name: str) -> None:
         self.evict_if_there(name)
         self._occupancy = self._occupancy.cooled(name)
-        del self._weights[name]
+        self._device.unregister(self._weights.pop(name).content)
         self._moves.cooled += 1
 
     def _bring(self, name: str, waiting: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
 import os
+import re
 import socket
 from typing import Annotated
 
@@ -21,7 +22,9 @@ class GpuSettings(ManagerSettings):
     slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
     copy_mib_per_s: float | None = Field(default=None, gt=0, description="Makes the CPU device's copies this slow")
-    devices: int = Field(default=1, ge=1, le=16, description="CPU devices, each with `device_mib` and a worker")
+    devices: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("cpu",), min_length=1, max_length=16, description="`cpu` and `cuda:N`, each with a worker; or how many"
+    )
     eviction: Eviction = Field(
         default=Eviction.COST, description="Who leaves a device first; all but `cost` are there to be compared with"
     )
@@ -54,6 +57,24 @@ class GpuSettings(ManagerSettings):
             raise ValueError(f"{', '.join(sorted(unknown))}: there is {', '.join(sorted(KNOWN))}")
         return services
 
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _are_devices(cls, devices: object) -> object:
+        """A number is one of CPU devices."""
+        if isinstance(devices, int) or (isinstance(devices, str) and devices.strip().isdigit()):
+            return ("cpu",) * int(devices)
+        return tuple(map(str.strip, devices.split(","))) if isinstance(devices, str) else devices
+
+    @field_validator("devices")
+    @classmethod
+    def _are_apart(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [each for each in devices if re.fullmatch(r"cpu|cuda:\d+", each) is None]:
+            raise ValueError(f"{', '.join(wrong)}: a device is cpu or cuda:N")
+        gpus = [each for each in devices if each != "cpu"]
+        if len(gpus) != len(set(gpus)):
+            raise ValueError("one process owns a GPU")
+        return devices
+
     @property
     def host_budget_mib(self) -> int:
         """Half of the control group's limit, or of the machine's memory."""
@@ -62,4 +83,4 @@ class GpuSettings(ManagerSettings):
     @property
     def threads(self) -> int:
         """Of a device; half of the cores in all: actions have them too, and threads that wait for others burn them."""
-        return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * self.devices))
+        return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * len(self.devices)))

@@ -16,13 +16,13 @@ from arl_core.eviction import Eviction
 from arl_core.residency import Busy, Residence
 from arl_gpu import kinds
 from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.device import CopyFailed
+from arl_gpu.device import CopyFailed, Device
 from arl_gpu.host_memory import shared
 from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
-__all__ = ["Config", "serve"]
+__all__ = ["Config", "device_of", "serve"]
 
 MIB = 1 << 20
 CODES: Mapping[type[Exception], str] = {NoRoom: "no_room", CopyFailed: "copy_failed", Busy: "busy"}
@@ -35,6 +35,7 @@ class Config:
 
     services: dict[str, dict[str, Any]]
     pinned: tuple[str, ...] = ()
+    device: str = "cpu"
     device_mib: int
     copy_mib_per_s: float | None
     eviction: Eviction = Eviction.COST
@@ -43,9 +44,17 @@ class Config:
     host: dict[str, str] = field(default_factory=dict)
     """Where other workers have the weights of a service, too: the path of its `arl_gpu.host_memory`."""
 
-    def device(self) -> CpuDevice:
-        rate = self.copy_mib_per_s
-        return CpuDevice(self.device_mib * MIB, bytes_per_s=rate * MIB if rate is not None else None)
+    def open_device(self) -> Device:
+        return device_of(self.device, device_mib=self.device_mib, copy_mib_per_s=self.copy_mib_per_s)
+
+
+def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None) -> Device:
+    """`cpu`, of that size and bandwidth, or `cuda:N`, with most of its free memory. Raises where it is not there."""
+    if name == "cpu":
+        return CpuDevice(device_mib * MIB, bytes_per_s=copy_mib_per_s * MIB if copy_mib_per_s is not None else None)
+    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+
+    return CudaDevice(int(name.removeprefix("cuda:")))
 
 
 class _Worker:
@@ -53,7 +62,7 @@ class _Worker:
         self._specs = dict(config.services)
         self._host = dict(config.host)
         self._residency = Residency(
-            config.device(),
+            config.open_device(),
             eviction=Eviction(config.eviction),
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )

@@ -80,6 +80,14 @@ def test_reward_measures_scores_beside_their_forward_and_finds_them_right() -> N
     assert figures["wrong_answers"] == figures["lost"] == 0
 
 
+def test_restore_measures_copies_beside_plain_ones_on_any_device() -> None:
+    document = bench("restore", "--device", "cpu", "--small-mib", "8", "--large-mib", "40", "--repeats", "2")
+    for size in ("0_6b", "8b"):
+        names = ("restore_gb_per_s", "plain_gb_per_s", "restore_over_plain", "first_score_s", "evict_ms")
+        assert all(document["figures"][f"{name}_{size}"] > 0 for name in names)
+        assert len(document["samples"][size]["restore_s"]) == 2
+
+
 def test_residency_measures_copies_and_waits_beside_those_of_other_policies_and_finds_scores_right() -> None:
     figures = bench("residency", "--short")["figures"]
     assert all(figures[f"{name}{policy}"] > 0 for name in ("swaps", "p99_wait_s") for policy in ("", "_lru", "_fifo"))

@@ -277,6 +277,31 @@ class TestCpuDevice:
         device.close()
 
 
+class TestStreaming:
+    def test_a_forward_may_begin_with_the_first_bytes_and_ends_with_a_resident_service(self) -> None:
+        device = CpuDevice(CAPACITY)
+        residency = Residency(device)
+        residency.load("a", weights_of("a"))
+        with residency.streaming("a") as (content, arrived):
+            assert residency.states["a"] is Residence.RESTORING
+            arrived(100)
+            assert content[:100] == weights_of("a").content[:100]
+        assert residency.states["a"] is Residence.RESIDENT
+        with residency.streaming("a") as (content, arrived):
+            arrived(SIZES["a"])
+            assert content == weights_of("a").content
+        residency.close()
+
+    def test_a_copy_that_breaks_off_under_a_forward_leaves_nothing_behind(self) -> None:
+        device = CpuDevice(CAPACITY, fault=lambda what, _size: what == "copy")
+        residency = Residency(device)
+        residency.load("a", weights_of("a"))
+        with pytest.raises(CopyFailed), residency.streaming("a") as (_, arrived):
+            arrived(1)
+        assert (residency.states["a"], device.used, residency.used) == (Residence.HOST, 0, 0)
+        residency.close()
+
+
 class TestHostMemory:
     def test_workers_have_the_same_bytes_once_and_others_apart(self) -> None:
         host = HostMemory()

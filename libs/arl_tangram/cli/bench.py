@@ -11,6 +11,7 @@ import httpx
 import typer
 
 from arl_tangram.bench import aoe as aoe_
+from arl_tangram.bench import copies as copies_
 from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution, real
 from arl_tangram.bench import residency as residency_
@@ -210,6 +211,23 @@ def residency(
     _print(found, as_json=as_json)
     if figures["wrong_answers"] or figures["lost"]:
         raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def restore(
+    as_json: JsonOption = False,
+    device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
+    repeats: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 5,
+    small_mib: Annotated[int, typer.Option(min=1, help="In place of 0.6 billion parameters.")] = copies_.SMALL_MIB,
+    large_mib: Annotated[int, typer.Option(min=1, help="In place of 8 billion.")] = copies_.LARGE_MIB,
+) -> None:
+    """Synthetic weights onto a device and off it, beside a plain copy: GB/s, eviction, time to a first score."""
+    sizes = copies_.Sizes(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
+    try:
+        figures, samples = copies_.run_copies(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    _print(document("restore", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
 
 
 class PaperMode(StrEnum):

@@ -1,0 +1,136 @@
+"""How fast a service comes onto a device and leaves it, beside a plain copy of the same bytes in the same run.
+
+`python -m arl_gpu.copies DEVICE MIB REPEATS`, figures as JSON on standard output. The weights are synthetic, random
+bytes of the size of a model in bfloat16: copies do not look at values. The forward is one product with each square
+layer of them, which is no model and reads every byte as one does.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from arl_gpu.device import Device
+from arl_gpu.residency import Residency
+from arl_gpu.worker import device_of
+
+__all__ = ["copies"]
+
+MIB = 1 << 20
+WIDTH = 4096
+"""Of a layer; 8 billion parameters have it."""
+NAME = "synthetic"
+
+
+@dataclass
+class _Weights:
+    content: memoryview
+
+
+def copies(device: str, mib: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each repeat. Raises where the device is not there or has no room."""
+    measured = _Measured(device_of(device, device_mib=mib), mib * MIB)
+    found = [measured.once() for _ in range(repeats)]
+    measured.close()
+    return {name: [each[name] for each in found] for name in found[0]}
+
+
+class _Measured:
+    def __init__(self, device: Device, size: int) -> None:
+        self._device = device
+        self._residency = Residency(device)
+        rng = np.random.default_rng(0)
+        self._weights = _Weights(memoryview(bytearray(rng.integers(0, 2**15, size // 2, np.uint16).tobytes())))
+        self._layer = min(2 * WIDTH * WIDTH, size)
+        began = time.monotonic()
+        self._residency.load(NAME, self._weights)
+        self.register_s = time.monotonic() - began
+        self._multiply: Callable[[Any], None] = _on_gpu if device.kind == "cuda" else _on_cpu
+
+    def once(self) -> dict[str, float]:
+        restore_s = _seconds(lambda: self._use(self._residency.using(NAME)))
+        evict_s = _seconds(lambda: self._residency.evict(NAME))
+        after_s = _seconds(self._score_after)
+        self._residency.evict(NAME)
+        arriving_s = _seconds(self._score_arriving)
+        self._residency.evict(NAME)
+        return {
+            "plain_s": self._plain(),
+            "restore_s": restore_s,
+            "evict_s": evict_s,
+            "score_after_s": after_s,
+            "score_arriving_s": arriving_s,
+            "register_s": self.register_s,
+        }
+
+    def close(self) -> None:
+        self._residency.close()
+
+    def _use(self, using: Any) -> None:
+        with using:
+            pass
+
+    def _score_after(self) -> None:
+        with self._residency.using(NAME) as content:
+            for start in range(0, len(content), self._layer):
+                self._multiply(content[start : start + self._layer])
+            _synchronize(self._device)
+
+    def _score_arriving(self) -> None:
+        with self._residency.streaming(NAME) as (content, arrived):
+            for start in range(0, len(content), self._layer):
+                arrived(start + self._layer)
+                self._multiply(content[start : start + self._layer])
+            _synchronize(self._device)
+
+    def _plain(self) -> float:
+        """One copy into one block, by the library alone."""
+        block = self._device.alloc(len(self._weights.content))
+        try:
+            return _seconds(lambda: _copied(self._device, block.view(), self._weights.content))
+        finally:
+            self._device.free(block)
+
+
+def _copied(device: Device, target: Any, content: memoryview) -> None:
+    if device.kind == "cuda":
+        import torch  # only where there is a GPU
+
+        target.copy_(torch.frombuffer(content, dtype=torch.uint8), non_blocking=True)
+        torch.cuda.synchronize()
+    else:
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(content, np.uint8))
+
+
+def _on_gpu(layer: Any) -> None:
+    import torch  # only where there is a GPU
+
+    square = layer[: layer.numel() // (2 * WIDTH) * 2 * WIDTH].view(torch.bfloat16).view(-1, WIDTH)
+    torch.mv(square, torch.ones(WIDTH, dtype=torch.bfloat16, device=layer.device))
+
+
+def _on_cpu(layer: Any) -> None:
+    np.frombuffer(layer, np.uint16).astype(np.uint64).sum()
+
+
+def _synchronize(device: Device) -> None:
+    if device.kind == "cuda":
+        import torch  # only where there is a GPU
+
+        torch.cuda.synchronize()
+
+
+def _seconds(does: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    does()
+    return time.monotonic() - begun
+
+
+if __name__ == "__main__":
+    found = copies(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    json.dump({"seconds": found, "median": {name: median(each) for name, each in found.items()}}, sys.stdout)

@@ -1,0 +1,142 @@
+"""A GPU by torch: one reservation for weights, copies on a stream of their own from memory that the driver has pinned.
+
+Whoever reads a block waits for its copy on the host, so a forward on any stream finds its bytes; a copy waits on the
+device for what the compute stream was given before, so no forward loses its weights while it reads them.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
+from arl_gpu.places import Places, aligned
+
+__all__ = ["CudaDevice"]
+
+ALIGNMENT = 512
+"""What the caching allocator gives, too; tensor cores ask for 16."""
+ROUNDING = 256
+"""Blocks for whose rounding there is room beyond the capacity."""
+CHUNK = 128 << 20
+"""Bytes that arrive together: some 2.5 ms on PCIe 5."""
+SHARE = 0.8
+"""Of the free memory; the rest is for what forwards compute."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    offset: int
+    size: int
+    arena: Any
+
+    def view(self) -> Any:
+        """A tensor of uint8 on the device."""
+        return self.arena[self.offset : self.offset + self.size]
+
+
+class _Event:
+    """`ends`: how many bytes are there after which event, in order."""
+
+    def __init__(self, begun: Any, ends: Sequence[tuple[int, Any]]) -> None:
+        self._begun, self._ends = begun, ends
+
+    def wait(self, upto: int | None = None) -> None:
+        wanted = self._ends[-1][0] if upto is None else min(upto, self._ends[-1][0])
+        event = next(event for size, event in self._ends if size >= wanted)
+        try:
+            event.synchronize()
+        except RuntimeError as error:
+            raise CopyFailed(str(error)) from error
+
+    @property
+    def took_s(self) -> float:
+        return float(self._begun.elapsed_time(self._ends[-1][1])) / 1000
+
+
+class CudaDevice:
+    """Answers `arl_gpu.device.Device`. `capacity`: bytes for weights, by default most of what is free.
+
+    Raises `DeviceFull` where the reservation can't be made.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, index: int = 0, *, capacity: int | None = None) -> None:
+        self._index = index
+        torch.cuda.set_device(index)
+        free, _ = torch.cuda.mem_get_info(index)
+        self.capacity = capacity if capacity is not None else int(free * SHARE)
+        room = aligned(self.capacity, ALIGNMENT) + ROUNDING * ALIGNMENT
+        try:
+            self._arena = torch.empty(room, dtype=torch.uint8, device=f"cuda:{index}")
+        except torch.cuda.OutOfMemoryError as error:
+            raise DeviceFull(f"{room} bytes asked for, {free} are free") from error
+        left, _ = torch.cuda.mem_get_info(index)
+        if free - left < room:
+            raise DeviceFull(f"{room} bytes were reserved, and {free - left} less are free")
+        self._places = Places(capacity=self.capacity, room=room, alignment=ALIGNMENT)
+        self._stream = torch.cuda.Stream(index)
+        self._pinned: dict[int, int] = {}
+        """Bytes, by address."""
+
+    @property
+    def used(self) -> int:
+        return self._places.used
+
+    def register(self, content: memoryview) -> None:
+        """Copies from there run at the bus's speed. What can't be pinned is copied more slowly, and as well."""
+        address = _flat(content).data_ptr()
+        failed = int(torch.cuda.cudart().cudaHostRegister(address, len(content), 0))
+        if failed:
+            log.warning("%d bytes of host memory could not be pinned: CUDA error %d", len(content), failed)
+        else:
+            self._pinned[address] = len(content)
+
+    def unregister(self, content: memoryview) -> None:
+        address = _flat(content).data_ptr()
+        if self._pinned.pop(address, None) is not None:
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+    def alloc(self, size: int) -> Block:
+        return _Block(self._places.take(size), size, self._arena)
+
+    def copy_async(self, block: Block, content: memoryview) -> Event:
+        if len(content) != block.size:
+            raise ValueError(f"{len(content)} bytes for a block of {block.size}")
+        source, target = _flat(content), block.view()
+        self._stream.wait_stream(torch.cuda.current_stream(self._index))
+        begun, ends = torch.cuda.Event(enable_timing=True), []
+        try:
+            with torch.cuda.stream(self._stream):
+                begun.record()
+                for start in range(0, block.size, CHUNK):
+                    piece = slice(start, min(start + CHUNK, block.size))
+                    target[piece].copy_(source[piece], non_blocking=True)
+                    ends.append((piece.stop, torch.cuda.Event(enable_timing=True)))
+                    ends[-1][1].record()
+        except RuntimeError as error:
+            # What was begun may still write to the block, which its owner frees now.
+            self._stream.synchronize()
+            raise CopyFailed(str(error)) from error
+        return _Event(begun, ends)
+
+    def free(self, block: Block) -> None:
+        assert isinstance(block, _Block)
+        self._places.give_back(block.offset, block.size)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        for address in [*self._pinned]:
+            del self._pinned[address]
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._arena = torch.empty(0, dtype=torch.uint8)
+        torch.cuda.empty_cache()
+
+
+def _flat(content: memoryview) -> Any:
+    return torch.frombuffer(content, dtype=torch.uint8)

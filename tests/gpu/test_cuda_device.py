@@ -1,0 +1,89 @@
+"""The residency on a GPU. Skipped where there is none."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from arl_core.residency import Residence
+from arl_gpu.device import DeviceFull
+from arl_gpu.residency import NoRoom, Residency
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+MIB = 1 << 20
+CAPACITY = 700 * MIB
+
+
+@dataclass
+class Bytes:
+    content: memoryview
+
+
+@pytest.fixture
+def device() -> Iterator[Any]:
+    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+
+    device = CudaDevice(0, capacity=CAPACITY)
+    yield device
+    device.close()
+
+
+def weights(size: int, seed: int) -> Bytes:
+    return Bytes(memoryview(bytearray(random.Random(seed).randbytes(size))))
+
+
+def test_bytes_arrive_as_they_are_and_leave_without_a_copy_back(device: Any) -> None:
+    residency = Residency(device)
+    kept = {name: weights(300 * MIB + at, seed=at) for at, name in enumerate(("a", "b", "c"))}
+    for name, each in kept.items():
+        residency.load(name, each)
+    for name in ("a", "b", "c", "a"):
+        with residency.using(name) as content:
+            assert bytes(content.cpu().numpy()) == kept[name].content
+        assert device.used == residency.used <= CAPACITY
+    assert residency.states["b"] is Residence.HOST
+    residency.close()
+    assert device.used == 0
+
+
+def test_a_copy_ahead_disturbs_no_forward(device: Any) -> None:
+    residency = Residency(device)
+    first, second = weights(300 * MIB, seed=1), weights(300 * MIB, seed=2)
+    residency.load("a", first)
+    residency.load("b", second)
+    with residency.using("a") as content:
+        total = content.to(torch.int64).sum()
+        assert residency.prefetch(["b"]) == "b"
+        assert int(total) == int(content.to(torch.int64).sum())
+    with residency.using("b") as content:
+        assert bytes(content[:MIB].cpu().numpy()) == second.content[:MIB]
+    residency.close()
+
+
+def test_what_does_not_fit_takes_nothing(device: Any) -> None:
+    residency = Residency(device)
+    residency.load("large", Bytes(memoryview(bytearray(CAPACITY + 1))))
+    with pytest.raises(NoRoom), residency.using("large"):
+        pass
+    assert device.used == residency.used == 0
+    with pytest.raises(DeviceFull):
+        device.alloc(CAPACITY + 1)
+    residency.close()
+
+
+def test_memory_that_was_reserved_and_pinned_is_given_back() -> None:
+    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+
+    before, _ = torch.cuda.mem_get_info(0)
+    device = CudaDevice(0, capacity=CAPACITY)
+    content = weights(64 * MIB, seed=1).content
+    for _ in range(2):
+        device.register(content)
+        device.unregister(content)
+    device.close()
+    after, _ = torch.cuda.mem_get_info(0)
+    assert before - after < CAPACITY
