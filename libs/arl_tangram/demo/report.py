@@ -14,6 +14,8 @@ from arl_wire.actions import Action
 
 __all__ = ["WALLS", "figures_of", "print_policies", "print_table", "wrongs_of"]
 
+OPINIONS = {"similarity": "likeness", "relevance": "relevance", "classifier": "quality"}
+"""What is shown of each kind of reward service: likeness to the reference, nearness to the problem, quality."""
 WALLS = ("files", "net_isolation", "seccomp", "kill_tree")
 
 
@@ -33,9 +35,9 @@ def figures_of(rollouts: Sequence[Rollout], *, wall_s: float) -> dict[str, float
         "hack_trajectories": len(hacks),
         "hacks_rewarded": sum(rollout.reward == 1.0 for rollout in hacks),
         "sandbox_enforced": int(bool(actions) and all(_walled(action) for action in actions)),
-        "scored": sum(rollout.likeness is not None for rollout in rollouts),
-        "likeness_right_mean": _likeness([rollout for rollout in rollouts if rollout.reward == 1.0]),
-        "likeness_wrong_mean": _likeness([rollout for rollout in rollouts if rollout.reward == 0.0]),
+        "scored": sum(bool(rollout.opinions) for rollout in rollouts),
+        "reward_services": len(set().union(*(rollout.opinions for rollout in rollouts))),
+        **_opinions(rollouts),
         "actions": len(actions),
         "act_mean_s": round(fmean(acts), 4) if acts else 0.0,
         "act_p50_s": round(cuts[49], 4),
@@ -79,9 +81,13 @@ def print_table(console: Console, rollouts: Sequence[Rollout], figures: dict[str
     outcomes = Counter(str(action.outcome) for rollout in rollouts for action in rollout.actions)
     console.print("outcomes of actions: " + ", ".join(f"{name} {count}" for name, count in outcomes.most_common()))
     if figures["scored"]:
+        said = "; ".join(
+            f"{name} {figures[f'{name}_right_mean']:.2f} and {figures[f'{name}_wrong_mean']:.2f}"
+            for name in OPINIONS.values()
+        )
         console.print(
-            f"likeness to the reference by the reward model: {figures['likeness_right_mean']:.2f} on average of what"
-            f" was rewarded, {figures['likeness_wrong_mean']:.2f} of the rest ({figures['scored']:g} scored)"
+            f"{figures['reward_services']:g} reward services on one device, means of what was rewarded and of the"
+            f" rest: {said} ({figures['scored']:g} trajectories scored)"
         )
     console.print(
         f"action completion time: mean {figures['act_mean_s']:.3f} s = queue {figures['queue_mean_s']:.3f}"
@@ -117,9 +123,14 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
     console.print(table)
 
 
-def _likeness(rollouts: Sequence[Rollout]) -> float:
-    known = [rollout.likeness for rollout in rollouts if rollout.likeness is not None]
-    return round(fmean(known), 4) if known else 0.0
+def _opinions(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over what was rewarded and over what was not; 0 where nobody was asked."""
+    means = {}
+    for kind, name in OPINIONS.items():
+        for of, reward in (("right", 1.0), ("wrong", 0.0)):
+            known = [each.opinions[kind] for each in rollouts if each.reward == reward and kind in each.opinions]
+            means[f"{name}_{of}_mean"] = round(fmean(known), 4) if known else 0.0
+    return means
 
 
 def _mean(actions: Sequence[Action], name: str) -> float:

@@ -27,8 +27,8 @@ class Rollout:
     plan: Plan
     reward: float | None = None
     reason: str = ""
-    likeness: float | None = None
-    """Of what was handed in to the reference, by the reward model; None where there is none."""
+    opinions: dict[str, float] = field(default_factory=dict)
+    """Of reward models on what was handed in, by their kind; of those that there are."""
     began_s: float = 0.0
     """Monotonic, when its first action was sent."""
     ended_s: float = 0.0
@@ -83,9 +83,9 @@ async def roll_out(
             rollout.reward, rollout.reason = verdict.reward, verdict.reason
             # Its sandbox is not needed any more, and under static provisioning its cores are held until it ends.
             await client.end_trajectory(task, trajectory)
-            rollout.likeness, compared = await judge.likeness(plan.problem, content, trajectory=trajectory)
-            if compared is not None:
-                note(compared)
+            rollout.opinions, asked = await judge.opinions(plan.problem, content, trajectory=trajectory)
+            for action in asked:
+                note(action)
     except (TangramError, KeyError, ValueError) as error:
         rollout.reason = f"{type(error).__name__}: {error}"
     rollout.ended_s = time.monotonic()

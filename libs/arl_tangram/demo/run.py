@@ -9,7 +9,7 @@ from uuid import uuid4
 from arl_tangram.client import AsyncTangram
 from arl_tangram.demo.attempts import Plan
 from arl_tangram.demo.rollout import MEMORY_MIB, Rollout, roll_out
-from arl_tangram.demo.verdict import Judge
+from arl_tangram.demo.verdict import ASKED, Judge
 from arl_wire.actions import Action
 
 __all__ = ["at_once", "run_demo"]
@@ -25,7 +25,7 @@ async def run_demo(
     on_rollout: Callable[[Rollout], None],
 ) -> tuple[list[Rollout], float]:
     """Rollouts in the order of `plans`, and the wall time in seconds."""
-    judge = Judge(client, task=TASK, service=await _reward_service(client))
+    judge = Judge(client, task=TASK, services=await _reward_services(client))
     room = asyncio.Semaphore(await _room(client))
     run = f"demo-{uuid4().hex[:8]}"
     begun = time.monotonic()
@@ -40,10 +40,11 @@ async def run_demo(
     return list(rollouts), time.monotonic() - begun
 
 
-async def _reward_service(client: AsyncTangram) -> str | None:
-    """The first that compares texts, where this installation has one."""
-    offered = (service for service in await client.services() if service.available and service.kind == "similarity")
-    return next((service.name for service in offered), None)
+async def _reward_services(client: AsyncTangram) -> dict[str, str]:
+    """The first of each kind, where this installation has one."""
+    offered = [service for service in await client.services() if service.available]
+    found = {kind: next((each.name for each in offered if each.kind == kind), None) for kind in ASKED}
+    return {kind: name for kind, name in found.items() if name is not None}
 
 
 async def _room(client: AsyncTangram) -> int:

@@ -9,6 +9,7 @@ Between 2 and 3 only plain data crosses, read by exact type and never evaluated.
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -19,10 +20,14 @@ from arl_tangram.operations import expect_ok, fetched_files
 from arl_tangram.rewards import score_action, scores_of
 from arl_wire.actions import Action
 
-__all__ = ["OWN_OUTCOMES", "Judge", "Verdict", "program_text"]
+__all__ = ["ASKED", "OWN_OUTCOMES", "Judge", "Verdict", "program_text"]
 
 OWN_OUTCOMES = frozenset({Outcome.OK, Outcome.USER_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED})
 """What the code that ran has itself to thank for; anything else is ours and is masked."""
+
+ASKED = ("similarity", "relevance", "classifier")
+"""Kinds of reward services whose opinion is asked: likeness to the reference, to the problem, and how good it is."""
+Actions = tuple[Action, ...]
 
 SCORE_TIMEOUT_S = 10.0
 TRUSTED_TIMEOUT_S = 30.0
@@ -47,11 +52,11 @@ class Recording:
 
 
 class Judge:
-    def __init__(self, client: AsyncTangram, *, task: str, service: str | None = None) -> None:
-        """`service` compares what was handed in with the reference; without it nothing is compared."""
+    def __init__(self, client: AsyncTangram, *, task: str, services: Mapping[str, str] | None = None) -> None:
+        """`services`: a reward service by the name of each kind in `ASKED`; nobody asks for one that is not there."""
         self._client = client
         self._task = task
-        self._service = service
+        self._services = services or {}
         self._recorded: dict[str, asyncio.Task[Recording]] = {}
 
     async def score(self, problem: Problem, solution: str, *, trajectory: str) -> Verdict:
@@ -74,14 +79,24 @@ class Judge:
         )
         return _verdict(ran, judged, before)
 
-    async def likeness(self, problem: Problem, solution: str, *, trajectory: str) -> tuple[float | None, Action | None]:
-        """How alike solution and reference read, by a reward model: a second reward, and no verdict."""
-        if self._service is None:
-            return None, None
-        reference = problem.prompt + problem.canonical_solution
-        asked = score_action(self._service, [(solution, reference)], task=self._task, trajectory=trajectory, retries=2)
-        action = await self._client.run(asked)
-        return (scores_of(action)[0].score if action.outcome in OWN_OUTCOMES else None), action
+    async def opinions(self, problem: Problem, solution: str, *, trajectory: str) -> tuple[dict[str, float], Actions]:
+        """What reward models say of it, by kind: further rewards, and no verdict."""
+        items = {
+            "similarity": {"text": solution, "reference": problem.prompt + problem.canonical_solution},
+            "relevance": {"text": solution, "reference": problem.prompt},
+            "classifier": {"text": solution},
+        }
+        asked = {
+            kind: score_action(service, [items[kind]], task=self._task, trajectory=trajectory, retries=2)
+            for kind, service in self._services.items()
+        }
+        actions = await asyncio.gather(*(self._client.run(action) for action in asked.values()))
+        found = {
+            kind: score
+            for kind, action in zip(asked, actions, strict=True)
+            if action.outcome in OWN_OUTCOMES and (score := scores_of(action)[0].score) is not None
+        }
+        return found, tuple(actions)
 
     async def _calls_of(self, problem: Problem, trajectory: str) -> tuple[Recording, bool]:
         """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next.

@@ -38,10 +38,12 @@ class FlatWeights:
         }
 
 
-def read_weights(path: Path) -> FlatWeights:
-    """Every floating point tensor of a safetensors file as float32. Whole numbers there are positions, not weights."""
-    with safe_open(path, framework="np") as file:
-        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+def read_weights(*paths: Path) -> FlatWeights:
+    """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights."""
+    tensors: dict[str, Any] = {}
+    for path in paths:
+        with safe_open(path, framework="np") as file:
+            tensors |= {name: file.get_tensor(name) for name in sorted(file.keys())}
     kept = {name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)}
     places, end = {}, 0
     for name, tensor in kept.items():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Entry", "Item", "Model", "Scored", "Weights"]
+__all__ = ["Entry", "Item", "Model", "Scored", "Weights", "failed"]
 
 Item = Mapping[str, Any]
 """As the client sent it."""
@@ -22,6 +22,11 @@ class Scored:
     padding: float
     forward_cpu_s: float
     forward_s: float
+
+
+def failed(code: str, message: str) -> Entry:
+    """In place of a score that there is not."""
+    return {"error": {"code": code, "message": message}}
 
 
 class Weights(Protocol):

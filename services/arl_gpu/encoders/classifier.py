@@ -1,0 +1,47 @@
+"""A small head on a frozen sentence encoder: how good a text is, as a probability, or one of several labels."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arl_gpu.encoders.encoder import Encoded, Encoder, empty
+from arl_gpu.kinds.model import Entry, Item, Scored, failed
+
+__all__ = ["Classifier"]
+
+
+class Classifier(Encoder):
+    """`head.weight` (labels by width) and `head.bias` come from a file of their own, into the same piece of memory.
+
+    With one label, the score is its probability. With several it is that of the last, and `values` has all.
+    """
+
+    def __init__(self, directory: Path, head: Path, *, activation: bool = True) -> None:
+        super().__init__(directory, head)
+        self._activation = activation
+
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
+        texts = [str(item["text"]) for item in items]
+        encoded = self.encode(texts, content)
+        arrays = self.weights.arrays(content)
+        return encoded.scored([self._entry(text, encoded, arrays) for text in texts])
+
+    def _entry(self, text: str, encoded: Encoded, arrays: Mapping[str, Any]) -> Entry:
+        if encoded.tokens[text].is_empty:
+            return empty("text", "judge")
+        logits = arrays["head.weight"] @ encoded.vectors[text] + arrays["head.bias"]
+        values = [float(value) for value in (_activated(logits) if self._activation else logits)]
+        if not np.isfinite(values).all():
+            return failed("not_finite", "the model's output is not a number")
+        entry: Entry = {"score": values[-1], "truncated": encoded.tokens[text].truncated}
+        return entry | ({"values": values} if len(values) > 1 else {})
+
+
+def _activated(logits: Any) -> Any:
+    """A softmax over one label would always be 1."""
+    if len(logits) == 1:
+        return 1 / (1 + np.exp(-logits))
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
