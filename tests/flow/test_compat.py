@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class TestTogether:
 class TestOpenRlhf:
     async def test_a_query_is_compared_with_its_label(self, api: httpx.AsyncClient) -> None:
         body = {"query": [f"Q: {TEXTS[0]}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
-        said = await json_of(api, "/get_reward", body)
+        said = await json_of(api, "/services/minilm/get_reward", body)
         assert said == {
             "rewards": [about(COSINES[0, 1])],
             "scores": [about(COSINES[0, 1])],
@@ -104,7 +104,7 @@ class TestOpenRlhf:
         assert said["rewards"] == []
 
     async def test_what_has_no_score_is_no_zero(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/get_reward", json={"query": [""], "prompts": [""], "labels": ["x"]})
+        answer = await api.post("/get_reward?service=minilm", json={"query": [""], "prompts": [""], "labels": ["x"]})
         assert (answer.status_code, answer.json()["code"]) == (422, "not_scored")
         answer = await api.post("/get_reward", json={"query": ["x"], "prompts": [], "labels": ["x"]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "prompts")
@@ -122,7 +122,7 @@ class TestWhose:
     async def test_a_key_may_be_the_password(self, system: System) -> None:
         said = b64encode(f"trainer:{API_KEY}".encode()).decode()
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Basic {said}"}) as client:
-            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "minilm"
+            assert "minilm" in {each["id"] for each in (await client.get("/v1/models")).json()["data"]}
             wrong = await client.get("/v1/models", headers={"authorization": "Basic !"})
         assert wrong.status_code == 401
 
@@ -134,11 +134,21 @@ class TestWhose:
 
 
 class TestVllm:
+    async def test_a_text_is_classified_as_verl_reads_it(self, api: httpx.AsyncClient) -> None:
+        right = {"service": "quality", "task": "verl", "items": [{"text": TEXTS[0]}]}
+        score = (await json_of(api, "/v1/scores", right))["scores"][0]["score"]
+        said = await json_of(api, "/classify", {"model": "/models/rm", "input": TEXTS[0], "use_activation": False})
+        assert said["data"][-1]["probs"][-1] == about(score)
+        said = await json_of(api, "/v1/embeddings", {"model": "/models/rm", "input": TEXTS[0]})
+        assert said["data"][-1]["embedding"][-1] == about(score)
+        said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})
+        assert np.frombuffer(b64decode(said["data"][0]["data"]), "<f4")[-1] == about(score)
+
     async def test_pairs_are_scored_one_with_each(self, api: httpx.AsyncClient) -> None:
         body = {"model": "/models/rm", "text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}
         said = await json_of(api, "/score", body)
         assert [each["score"] for each in said["data"]] == [about(COSINES[0, 1]), about(COSINES[0, 2])]
-        assert (said["object"], said["model"], said["data"][1]["index"]) == ("list", "minilm", 1)
+        assert (said["object"], said["model"], said["data"][1]["index"]) == ("list", "relevance", 1)
         said = await json_of(api, "/v1/score", {"query": TEXTS[0], "items": [TEXTS[1]]})
         assert (said["scores"], said["object"]) == ([[about(COSINES[0, 1])]], "scoring")
 
@@ -155,7 +165,7 @@ class TestVllm:
         assert sorted(each["index"] for each in said["results"]) == list(range(1000))
 
     async def test_what_a_service_cannot_do_is_refused(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/classify", json={"input": "x"})
+        answer = await api.post("/services/minilm/classify", json={"input": "x"})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input")
         answer = await api.post("/v1/score", json={"query": "x", "items": ["y"], "label_token_ids": [1]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "label_token_ids")
@@ -164,5 +174,5 @@ class TestVllm:
 async def test_a_rollout_is_verified_and_comes_back_with_its_reward(api: httpx.AsyncClient) -> None:
     output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXTS[0]}]}]
     body = {"responses_create_params": {"input": "?"}, "response": {"output": output}, "expected_answer": TEXTS[1]}
-    said = await json_of(api, "/verify", body)
+    said = await json_of(api, "/services/minilm/verify", body)
     assert said == {**body, "reward": about(COSINES[0, 1])}
