@@ -35,11 +35,11 @@ test-all: test
 
 # Beside the environment and not in it, so that everything else is measured and tested as it is installed.
 $(TORCH)/.ready: constraints.txt $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(TORCH) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(TORCH) torch transformers
 	@touch $@
 
 test-torch: $(TORCH)/.ready
-	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py
+	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py tests/unit/test_hugging_face.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "delete on attempts",  # the trigger `keep_attempt` inserts; nobody else does
         "delete on environments",
         "insert, update on queues",
+        "insert, update, delete on services",
         "update (weight) on projects",
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",

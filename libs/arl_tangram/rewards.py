@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
 
 from pydantic import ValidationError
 
@@ -12,7 +13,7 @@ from arl_tangram.options import failed_validation
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.scores import Score, ScoreItem
 from arl_wire.scoring import ScoreAnswer, ScoreRequest
-from arl_wire.services import RewardService, RewardServiceList
+from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceVerb
 
 __all__ = ["AsyncRewards", "Rewards", "ScoreOptions", "score_action", "scores_of"]
 
@@ -89,6 +90,18 @@ class Rewards:
         """The reward services that nodes offer."""
         return self._run(_services(self._patience_s))
 
+    def register_service(self, wanted: RegisterService) -> RewardService:
+        """Offer a model on every node that has its files. Raises `Conflict` where the name is taken."""
+        return self._run(_registered(wanted, self._patience_s))
+
+    def change_service(self, name: str, verb: ServiceVerb) -> RewardService:
+        """Load, pin, unpin, drain or resume it; the nodes obey at their next look."""
+        return self._run(_changed(name, verb, self._patience_s))
+
+    def remove_service(self, name: str) -> None:
+        """Raises `Conflict` while actions that name it have not settled."""
+        self._run(_removed(name, self._patience_s))
+
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
 
@@ -111,6 +124,15 @@ class AsyncRewards:
     async def services(self) -> list[RewardService]:
         return await self._run(_services(self._patience_s))
 
+    async def register_service(self, wanted: RegisterService) -> RewardService:
+        return await self._run(_registered(wanted, self._patience_s))
+
+    async def change_service(self, name: str, verb: ServiceVerb) -> RewardService:
+        return await self._run(_changed(name, verb, self._patience_s))
+
+    async def remove_service(self, name: str) -> None:
+        await self._run(_removed(name, self._patience_s))
+
     @abstractmethod
     async def _run(self, operation: Operation[Value]) -> Value: ...
 
@@ -130,3 +152,17 @@ def _scored(
     body = ScoreRequest(service=service, items=action.items, within_s=within_s, **{"task": "score", **options})
     call = Call(method="POST", path="/v1/scores", body=body, timeout_s=within_s + REPLY_MARGIN_S)
     return ScoreAnswer.model_validate_json((yield from answered(call, patience_s))).scores
+
+
+def _registered(wanted: RegisterService, patience_s: float) -> Operation[RewardService]:
+    call = Call(method="POST", path="/v1/services", body=wanted)
+    return RewardService.model_validate_json((yield from answered(call, patience_s)))
+
+
+def _changed(name: str, verb: ServiceVerb, patience_s: float) -> Operation[RewardService]:
+    call = Call(method="POST", path=f"/v1/services/{quote(name, safe='')}:{verb.value}")
+    return RewardService.model_validate_json((yield from answered(call, patience_s)))
+
+
+def _removed(name: str, patience_s: float) -> Operation[None]:
+    yield from answered(Call(method="DELETE", path=f"/v1/services/{quote(name, safe='')}"), patience_s)

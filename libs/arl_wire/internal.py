@@ -9,6 +9,8 @@ from arl_wire.actions import SubmitAction
 from arl_wire.errors import Problem
 from arl_wire.explain import WaitExplanation
 from arl_wire.plans import PlanQuestion
+from arl_wire.scores import ServiceName
+from arl_wire.services import RegisterService, ServiceVerb
 
 __all__ = [
     "AdmitAnswer",
@@ -22,6 +24,7 @@ __all__ = [
     "ChangeNodeWish",
     "ChangeProjectWish",
     "ChangeQueueWish",
+    "ChangeServiceWish",
     "DeleteSnapshotWish",
     "EndTrajectoryWish",
     "ExplainAnswer",
@@ -38,6 +41,9 @@ __all__ = [
     "PlanAsk",
     "Portion",
     "QueuedAction",
+    "RegisterServiceWish",
+    "RemoveServiceAnswer",
+    "RemoveServiceWish",
     "ResizeAnswer",
     "ResizeBatch",
     "ResizeBody",
@@ -292,6 +298,26 @@ class ChangeNodeWish(BaseModel):
     name: str
     cordoned: bool
     drain_deadline_s: float | None = None
+
+
+class RegisterServiceWish(BaseModel):
+    service: RegisterService
+
+
+class ChangeServiceWish(BaseModel):
+    name: ServiceName
+    verb: ServiceVerb
+
+
+class RemoveServiceWish(BaseModel):
+    name: ServiceName
+
+
+class RemoveServiceAnswer(BaseModel):
+    """Whether it is gone; how many actions that name it have not settled keeps it."""
+
+    removed: bool
+    unsettled: int
 
 
 class WishAnswer(BaseModel):

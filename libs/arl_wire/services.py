@@ -1,10 +1,73 @@
 """Reward services, as clients see them."""
 
-from pydantic import BaseModel, Field
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 from arl_core.residency import Residence
+from arl_wire.base import Strict
+from arl_wire.checks import no_nul, relative_path
+from arl_wire.scores import ServiceName
 
-__all__ = ["RewardService", "RewardServiceList", "ServiceOnNode"]
+__all__ = [
+    "RegisterService",
+    "RewardService",
+    "RewardServiceList",
+    "ServiceOnNode",
+    "ServiceOptions",
+    "ServiceVerb",
+]
+
+_Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Source = Annotated[_Path, AfterValidator(no_nul), AfterValidator(relative_path)]
+
+
+class ServiceOptions(Strict):
+    """What a kind takes beside its files."""
+
+    activation: bool | None = Field(
+        default=None,
+        description="Whether scores are probabilities and not raw logits; left out, they are those of `classifier`",
+    )
+    max_tokens: int | None = Field(default=None, ge=1, le=128 << 10, description="An item is cut there, and says so")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None, description="Of the weights in memory; as the files have it, where it is left out"
+    )
+
+
+class RegisterService(Strict):
+    """A model whose files lie on the nodes. It is code of nobody: files in safetensors and a configuration."""
+
+    name: ServiceName
+    kind: Literal["sequence-classifier", "reranker", "logprobs", "similarity", "relevance", "classifier"] = Field(
+        description="By a sentence encoder: `similarity`, `relevance`, and `classifier` with a head in"
+        " `head.safetensors`. By torch: `sequence-classifier`, labels or a scalar reward of a text, a conversation or"
+        " tokens; `reranker`, of a text and a query; `logprobs`, of each token, by a causal language model"
+    )
+    source: Source = Field(
+        description="Directory in the layout of Hugging Face, below the one that the nodes have for models"
+    )
+    options: ServiceOptions = ServiceOptions()
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> "RegisterService":
+        if self.kind == "logprobs" and self.options.activation is not None:
+            raise ValueError("a service of kind `logprobs` has no activation")
+        return self
+
+
+class ServiceVerb(StrEnum):
+    """What may be asked of a service that there is."""
+
+    LOAD = "load"
+    """Bring its weights onto a device now, before anybody scores."""
+    PIN = "pin"
+    """Once there, it leaves the device for no other service."""
+    UNPIN = "unpin"
+    DRAIN = "drain"
+    """What runs ends, what comes waits; then it leaves the device."""
+    RESUME = "resume"
 
 
 class ServiceOnNode(BaseModel):
@@ -25,9 +88,15 @@ class RewardService(BaseModel):
     """A model that scores items. Actions of kind `score` name it."""
 
     name: str
-    kind: str = Field(description="`similarity`: cosine of the embeddings of text and reference")
+    kind: str = Field(description="What its items have to have and its scores mean; see the README")
     model: str
-    max_tokens: int = Field(description="A longer text is cut, and its score says so")
+    max_tokens: int | None = Field(
+        default=None, description="A longer text is cut, and its score says so. Absent while no node has it"
+    )
+    registered: bool = Field(default=False, description="By `POST /v1/services`; others come along with their nodes")
+    pinned: bool = False
+    drained: bool = Field(default=False, description="It takes nothing new until it is resumed")
+    options: dict[str, Any] = Field(default_factory=dict)
     available: bool = Field(description="A node with it lives; otherwise actions wait for one")
     nodes: list[ServiceOnNode]
 

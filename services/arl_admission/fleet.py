@@ -40,7 +40,8 @@ class Fleet:
     """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
     read_at: float = float("-inf")
 
-    def read(self, rows: Iterable[Row]) -> None:
+    def read(self, rows: Iterable[Row], registered: Mapping[str, str]) -> None:
+        """`registered`: kinds of services by name, which may wait for a node that has their files."""
         rows = list(rows)
         self.nodes = [
             _Node(
@@ -52,7 +53,13 @@ class Fleet:
             if row.kind == "cpu"
         ]
         offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
-        self.services = {entry["name"]: entry["kind"] for offer in offers for entry in offer} if offers else None
+        along = {e["name"]: e["kind"] for offer in offers for e in offer if not e.get("registered", False)}
+        self.services = {**along, **registered} if offers else None
+
+    def forget(self, service: str) -> None:
+        """It was removed; a node may still say that it has it."""
+        if self.services is not None:
+            self.services.pop(service, None)
 
     def has_all(self, items: Sequence[AdmitItem]) -> bool:
         """Whether a template or service that they name may have come since the last look."""

@@ -9,8 +9,11 @@ from arl_wire.internal import (
     ChangeNodeWish,
     ChangeProjectWish,
     ChangeQueueWish,
+    ChangeServiceWish,
     DeleteSnapshotWish,
     EndTrajectoryWish,
+    RegisterServiceWish,
+    RemoveServiceWish,
 )
 
 __all__ = ["add_hops"]
@@ -27,3 +30,6 @@ def add_hops(hops: Hops, admission: Admission) -> None:
     hops.add("/internal/change-queue", ChangeQueueWish, admission.change_queue)
     hops.add("/internal/change-node", ChangeNodeWish, admission.change_node)
     hops.add("/internal/change-project", ChangeProjectWish, admission.change_project)
+    hops.add("/internal/register-service", RegisterServiceWish, admission.services.register)
+    hops.add("/internal/change-service", ChangeServiceWish, admission.services.change)
+    hops.add("/internal/remove-service", RemoveServiceWish, admission.services.remove)

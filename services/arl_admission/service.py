@@ -12,6 +12,8 @@ from arl_admission.fleet import Fleet
 from arl_admission.homes import Home, unlike
 from arl_admission.metrics import AdmissionMetrics
 from arl_admission.normalise import NewAction, normalise
+from arl_admission.registry import Services
+from arl_admission.registry_rows import registered_services
 from arl_admission.settings import AdmissionSettings
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
@@ -75,6 +77,7 @@ class Admission:
         )
         self._inserting = asyncio.Lock()
         """Between the look at a queue's room and the count of what took it."""
+        self.services = Services(store, self._fleet, inserting=self._inserting)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
@@ -173,7 +176,8 @@ class Admission:
         self._fleet.read_at = now
         async with self._store.read() as tx:
             rows = await repository.node_capacities(tx)
-        self._fleet.read(rows)
+            registered = await registered_services(tx)
+        self._fleet.read(rows, registered)
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer | Exception | None]:
         """Why no node could ever run them. One that is there already is what its key stands for, whatever nodes are."""
@@ -202,6 +206,7 @@ class Admission:
         async with self._store.statement() as tx:
             # What is refused here binds no key, so that the same request may succeed later.
             refused = await self._unlike_home(tx, items) | await self._over_limit(tx, items)
+            refused |= self.services.removed([item.action for item in items])
             fitting = [at for at in range(len(items)) if at not in refused]
             new = self._first_of_each_key(items, fitting)
             inserted = await self._insert_new(tx, list(new.values()))

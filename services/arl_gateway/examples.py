@@ -41,6 +41,17 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": IN_A_TRAJECTORY},
         "program": {"summary": "A Python program with a file beside it", "value": A_PROGRAM},
     },
+    "register_service": {
+        "reward": {
+            "summary": "A scalar reward model",
+            "value": {
+                "name": "helpfulness",
+                "kind": "sequence-classifier",
+                "source": "rewards/helpfulness-8b",
+                "options": {"dtype": "bfloat16", "max_tokens": 4096},
+            },
+        }
+    },
     "submit_actions": {
         "two": {"summary": "Two actions", "value": {"actions": [A_COMMAND, A_PROGRAM]}},
         "gang": {

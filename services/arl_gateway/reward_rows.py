@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["services_of_nodes"]
+__all__ = ["services_of_nodes", "wishes_of_services"]
 
 NODE_TTL_S = 10.0
 
@@ -26,6 +26,19 @@ SERVICES_OF_NODES = text("""
      where cast(:name as text) is null or s.value ->> 'name' = :name
      order by s.value ->> 'name', n.name
 """)
+
+
+WISHES_OF_SERVICES = text("""
+    select name, kind, source, options::text as options, pinned, drained_at is not null as drained
+      from services
+     where cast(:name as text) is null or name = :name
+     order by name
+""")
+
+
+async def wishes_of_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
+    """Those that were registered, and what operators wish of any."""
+    return await tx.fetch(WISHES_OF_SERVICES, {"name": name})
 
 
 async def services_of_nodes(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:

@@ -1,45 +1,126 @@
-"""Reward services, as the rows of the nodes say."""
+"""Reward services, as the rows of the nodes and of the registry say. Admission is the writer of the registry."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 
-from arl_gateway.reward_rows import services_of_nodes
+from arl_gateway import repository
+from arl_gateway.auth import Caller
+from arl_gateway.keys import ROOT_PROJECT
+from arl_gateway.reward_rows import services_of_nodes, wishes_of_services
+from arl_kit.peers import Peers
 from arl_store.tx import Row, Store
-from arl_wire.errors import FieldError, NotFound
-from arl_wire.services import RewardService, RewardServiceList, ServiceOnNode
+from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
+from arl_wire.internal import (
+    ChangeServiceWish,
+    RegisterServiceWish,
+    RemoveServiceAnswer,
+    RemoveServiceWish,
+    WishAnswer,
+)
+from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceOnNode, ServiceVerb
 
 __all__ = ["Rewards"]
 
 
 class Rewards:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, peers: Peers, *, admission_url: str) -> None:
+        self._store, self._peers, self._admission_url = store, peers, admission_url
 
     async def list(self) -> RewardServiceList:
         async with self._store.read() as tx:
-            return RewardServiceList(items=_services(await services_of_nodes(tx)))
+            return RewardServiceList(items=_services(await services_of_nodes(tx), await wishes_of_services(tx)))
 
     async def get(self, name: str) -> RewardService:
         """Raises `NotFound`."""
         async with self._store.read() as tx:
-            found = _services(await services_of_nodes(tx, name=name))
+            found = _services(await services_of_nodes(tx, name=name), await wishes_of_services(tx, name=name))
         if not found:
-            message = f"there is no reward service {name!r}"
-            raise NotFound(message, errors=[FieldError(field="name", message=message)])
+            raise _no_service(name)
         return found[0]
 
+    async def register(self, wanted: RegisterService, caller: Caller) -> RewardService:
+        """Raises `Conflict` where the name is taken."""
+        _must_administer(caller)
+        content = await self._peers.call(
+            f"{self._admission_url}/internal/register-service", RegisterServiceWish(service=wanted)
+        )
+        if WishAnswer.model_validate_json(content).count == 0:
+            message = f"there is a reward service {wanted.name!r} already; remove it first, or take another name"
+            raise Conflict(message, errors=[FieldError(field="name", message=message)])
+        await self._note(caller, "service.register", wanted.name, wanted.model_dump_json(exclude_none=True))
+        return await self.get(wanted.name)
 
-def _services(rows: Sequence[Row]) -> list[RewardService]:
-    said = [(json.loads(row.said), row) for row in rows]
-    return [_service([*nodes]) for _, nodes in groupby(said, key=lambda each: each[0]["name"])]
+    async def change(self, name: str, verb: ServiceVerb, caller: Caller) -> RewardService:
+        """Raises `NotFound`."""
+        _must_administer(caller)
+        content = await self._peers.call(
+            f"{self._admission_url}/internal/change-service", ChangeServiceWish(name=name, verb=verb)
+        )
+        if WishAnswer.model_validate_json(content).count == 0:
+            raise _no_service(name)
+        await self._note(caller, f"service.{verb.value}", name, "{}")
+        return await self.get(name)
+
+    async def remove(self, name: str, caller: Caller) -> None:
+        """Raises `Conflict` while actions wait for it or are scored by it, and `NotFound`."""
+        _must_administer(caller)
+        content = await self._peers.call(f"{self._admission_url}/internal/remove-service", RemoveServiceWish(name=name))
+        answer = RemoveServiceAnswer.model_validate_json(content)
+        if answer.unsettled:
+            raise Conflict(f"{answer.unsettled} actions of {name!r} have not settled; cancel them or wait for them")
+        if not answer.removed:
+            there = (await self.get(name)).name
+            raise Conflict(f"{there!r} comes along with its node; `drain` keeps it from taking anything new")
+        await self._note(caller, "service.remove", name, "{}")
+
+    async def _note(self, caller: Caller, verb: str, name: str, detail: str) -> None:
+        async with self._store.write() as tx:
+            await repository.insert_audit(
+                tx,
+                project_id=caller.project_id,
+                api_key_id=caller.key_id,
+                verb=verb,
+                target=f"service:{name}",
+                detail=detail,
+            )
 
 
-def _service(nodes: Sequence[tuple[dict[str, object], Row]]) -> RewardService:
+def _must_administer(caller: Caller) -> None:
+    """Services are scored by all projects, so only keys of the first one have a say in them."""
+    if caller.project != ROOT_PROJECT:
+        raise Forbidden(f"reward services are changed with a key of the project `{ROOT_PROJECT}`")
+
+
+def _no_service(name: str) -> NotFound:
+    message = f"there is no reward service {name!r}"
+    return NotFound(message, errors=[FieldError(field="name", message=message)])
+
+
+def _services(said: Sequence[Row], wishes: Sequence[Row]) -> list[RewardService]:
+    """In order of their names."""
+    wished = {row.name: row for row in wishes}
+    registered = {row.name for row in wishes if row.kind is not None}
+    by_name: defaultdict[str, list[tuple[dict[str, object], Row]]] = defaultdict(list)
+    for row in said:
+        entry = json.loads(row.said)
+        # A node may not have heard yet that it was removed.
+        if entry["name"] in registered or not entry.get("registered", False):
+            by_name[entry["name"]].append((entry, row))
+    names = sorted(by_name.keys() | registered)
+    return [_service(name, by_name.get(name, []), wished.get(name)) for name in names]
+
+
+def _service(name: str, nodes: Sequence[tuple[dict[str, object], Row]], wish: Row | None) -> RewardService:
     on_nodes = [
         ServiceOnNode.model_validate({**said, "node": row.node, "available": row.available, "in_flight": row.in_flight})
         for said, row in nodes
     ]
-    return RewardService.model_validate(
-        {**nodes[0][0], "available": any(each.available for each in on_nodes), "nodes": on_nodes}
-    )
+    described = dict(nodes[0][0]) if nodes else {}
+    if wish is not None:
+        described |= {"pinned": wish.pinned, "drained": wish.drained}
+        if wish.kind is not None:
+            described |= {"kind": wish.kind, "model": wish.source, "options": json.loads(wish.options)}
+            described["registered"] = True
+    available = any(each.available for each in on_nodes)
+    return RewardService.model_validate({**described, "name": name, "available": available, "nodes": on_nodes})

@@ -19,6 +19,7 @@ from arl_core.residency import Residence
 from arl_gpu import repository
 from arl_gpu.jobs import Report, job_of
 from arl_gpu.metrics import GpuMetrics
+from arl_gpu.registry import Registry
 from arl_gpu.scoring import Scorer, Scoring
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
@@ -26,7 +27,7 @@ from arl_gpu.turns import Turns
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_manager.grants import Grants, HeldRow, Settled, fence_of, grant_of
-from arl_store.tx import Row, Store
+from arl_store.tx import Row, Store, WriteTx
 from arl_store.wake import Notifier
 from arl_wire.internal import GrantBody
 
@@ -53,10 +54,9 @@ class Manager:
     ) -> None:
         self._store = store
         self._settings = settings
-        self._files = files
         self._ledger = Ledger()
-        self._ledger.set_capacity(_NODE, {slots_of(each.name): settings.slots for each in files})
-        self._held: set[Fence] = set()
+        self._held: dict[Fence, frozenset[str]] = {}
+        """What each holds a slot of."""
         metrics = metrics or Metrics()
         self.scoring = Scoring(
             workers,
@@ -69,10 +69,12 @@ class Manager:
             ),
             metrics=GpuMetrics(metrics),
         )
+        self.registry = Registry(files, workers, settings.models, learn=self.scoring.learn, is_idle=self._is_idle)
+        self._ledger.set_capacity(_NODE, self._slots())
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
-        self._said = "[]"
+        self._said: tuple[str, dict[str, int]] = "[]", {}
         self.failed: str | None = "the manager has not registered yet"
 
     @property
@@ -88,8 +90,7 @@ class Manager:
         node = _description(self._settings, self._ledger.capacity(_NODE))
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
-            self._said = self._described()
-            await repository.publish_services(tx, self._said, node_id=self.node_id, epoch=self.epoch)
+            await self._say(tx)
         self.scoring.start()
         self._grants.begin(name="gpu-heartbeat")
         self.failed = None
@@ -120,14 +121,16 @@ class Manager:
         self._hold(grant_of(row))
 
     def give_back(self, fence: Fence) -> None:
-        self._held.discard(fence)
+        self._held.pop(fence, None)
         self._ledger.release(fence)
 
     async def poll(self) -> bool:
         await self._publish()
         before = self.fences
         async with self._store.read() as tx:
-            held = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
+            held, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
+        if self.registry.wished(wishes):
+            self._grants.in_background(self.registry.carry_out())
         await self._grants.start_found(held, before=before)
         await self._grants.end_unwanted(held, before=before)
         return bool(held)
@@ -179,24 +182,36 @@ class Manager:
 
     def _hold(self, grant: GrantBody) -> None:
         fence = fence_of(grant)
-        self._held.add(fence)
+        self._held[fence] = frozenset(grant.amounts)
         self._ledger.take(fence, _NODE, grant.amounts)
 
     async def _publish(self) -> None:
         """What has changed since it was said."""
-        if (services := self._described()) == self._said:
+        if (self._described(), self._slots()) == self._said:
             return
         async with self._store.write() as tx:
-            await repository.publish_services(tx, services, node_id=self.node_id, epoch=self.epoch)
-        self._said = services
+            await self._say(tx)
+
+    async def _say(self, tx: WriteTx) -> None:
+        services, slots = self._described(), self._slots()
+        await repository.publish_services(tx, services, json.dumps(slots), node_id=self.node_id, epoch=self.epoch)
+        self._ledger.set_capacity(_NODE, slots)
+        self._said = services, slots
+
+    def _slots(self) -> dict[str, int]:
+        return {slots_of(name): count for name, count in self.registry.slots(self._settings.slots).items()}
+
+    def _is_idle(self, service: str) -> bool:
+        return not any(slots_of(service) in held for held in self._held.values())
 
     def _described(self) -> str:
-        states = self.scoring.states
+        states, health = self.scoring.states, self.registry.health
         return json.dumps(
             [
                 {
                     "name": each.name,
                     "kind": each.kind,
+                    "registered": each.is_registered,
                     "model": each.package,
                     "max_tokens": each.max_tokens,
                     "device": DEVICE,
@@ -204,9 +219,9 @@ class Manager:
                     "state": states.get(each.name, Residence.COLD),
                     "batches": self.scoring.batches[each.name],
                     "scores": self.scoring.scored[each.name],
-                    "health": self.scoring.health,
+                    "health": health.get(each.name, self.scoring.health),
                 }
-                for each in self._files
+                for each in self.registry.offered
             ]
         )
 

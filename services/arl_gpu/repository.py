@@ -9,18 +9,26 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Report
+from arl_gpu.services import Wish
 from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
 
 PUBLISH_SERVICES = text("""
-    update nodes set services = cast(:services as jsonb) where id = :node_id and epoch = :epoch
+    update nodes
+       set services = cast(:services as jsonb), capacity = cast(:capacity as jsonb)
+     where id = :node_id
+       and epoch = :epoch
 """)
 
 POLL = text(f"""
-    select ({HELD_HERE}) as held
-""")
+    select ({HELD_HERE}) as held,
+           (select coalesce(json_agg(w), '[]')::text
+              from (select name, kind, source, options, pinned, drained_at is not null as drained,
+                           extract(epoch from load_requested_at)::float8 as load_asked
+                      from services) as w) as wishes
+""")  # noqa: S608 - a constant of the library
 
 START = text(f"""
     {GRANTED_TO_US}, started as (
@@ -63,15 +71,16 @@ SETTLE = text(f"""
 """)  # noqa: S608 - constants of the library
 
 
-async def publish_services(tx: WriteTx, services: str, *, node_id: int, epoch: UUID) -> None:
-    """Say which there are and how they are. Under another epoch somebody else says it."""
-    await tx.execute(PUBLISH_SERVICES, {"services": services, "node_id": node_id, "epoch": epoch})
+async def publish_services(tx: WriteTx, services: str, capacity: str, *, node_id: int, epoch: UUID) -> None:
+    """Say which there are, how they are, and how many slots each has. Under another epoch somebody else says it."""
+    said = {"services": services, "capacity": capacity, "node_id": node_id, "epoch": epoch}
+    await tx.execute(PUBLISH_SERVICES, said)
 
 
-async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> list[dict[str, Any]]:
-    """Granted and running rows."""
-    held: list[dict[str, Any]] = json.loads((await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0].held)
-    return held
+async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> tuple[list[dict[str, Any]], list[Wish]]:
+    """Granted and running rows, and what operators wish of services."""
+    row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
+    return json.loads(row.held), [Wish(**wish) for wish in json.loads(row.wishes)]
 
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:

@@ -42,6 +42,11 @@ class Scorer(Protocol):
         ...
 
     async def end(self) -> int | None: ...
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
+    async def forget(self, name: str) -> dict[str, Any]: ...
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]: ...
+    async def restore(self, name: str) -> dict[str, Any]: ...
+    async def evict(self, name: str) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -229,8 +234,10 @@ class Scoring:
         """What is on a device now, as its worker said with any answer."""
         device = self._devices[number]
         device.states = {name: Residence(state) for name, state in answer["states"].items()}
-        device.used_bytes, device.fitting = answer["used_bytes"], set(answer["fitting"])
-        self._metrics.observe_moves(answer["moves"])
+        device.used_bytes = answer["used_bytes"]
+        device.fitting = set(answer["fitting"]) if "fitting" in answer else None
+        if answer["moves"]:
+            self._metrics.observe_moves(answer["moves"])
         self._metrics.show_residency(self.states, used_bytes=self.used_bytes)
 
     def _waiting(self, device: _Device) -> Sequence[str]:

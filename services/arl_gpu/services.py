@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HEAD", "KNOWN", "ServiceFiles", "available", "wheel_directory"]
+__all__ = ["HEAD", "KNOWN", "ServiceFiles", "Wish", "available", "registered", "wheel_directory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,8 @@ class ServiceFiles:
     max_tokens: int
     """Of a text; the rest is cut off, as sentence-transformers does it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_registered: bool = False
+    """By an operator; others come along."""
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -31,6 +33,19 @@ class ServiceFiles:
             "directory": str(self.directory),
             "options": dict(self.options),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A row of `services`. One without a kind is about a service that comes along."""
+
+    name: str
+    kind: str | None
+    source: str | None
+    options: Mapping[str, Any]
+    pinned: bool
+    drained: bool
+    load_asked: float | None
 
 
 HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"
@@ -45,7 +60,15 @@ KNOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 """Kind, package and options of each service that comes along, by its name. Each has a copy of the weights."""
 
 
+LONGEST = 8192
+"""Tokens that are read of an item, unless the service's options say more."""
 READERS = ("safetensors", "tokenizers")
+TORCH = ("torch", "transformers", "safetensors")
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("similarity", "relevance", "classifier"), READERS),
+    **dict.fromkeys(("sequence-classifier", "reranker", "logprobs"), TORCH),
+}
+"""Packages that compute each kind that can be registered."""
 
 
 def available(names: Iterable[str]) -> list[ServiceFiles]:
@@ -66,6 +89,30 @@ def available(names: Iterable[str]) -> list[ServiceFiles]:
             )
             found.append(files)
     return found
+
+
+def registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
+    """What a registered service is made of on this node; None where its files are not here, or what computes it."""
+    if wish.kind is None or wish.kind not in NEEDS or wish.source is None or models is None:
+        return None
+    directory = (models / wish.source).resolve()
+    is_here = directory.is_relative_to(models.resolve()) and (directory / "config.json").is_file()
+    if not is_here or any(importlib.util.find_spec(each) is None for each in NEEDS[wish.kind]):
+        return None
+    return ServiceFiles(
+        name=wish.name,
+        kind=wish.kind,
+        package=wish.source,
+        directory=directory,
+        max_tokens=int(wish.options.get("max_tokens") or _longest(directory)),
+        options=wish.options,
+        is_registered=True,
+    )
+
+
+def _longest(directory: Path) -> int:
+    said = json.loads((directory / "config.json").read_text())
+    return min(LONGEST, int(said.get("max_position_embeddings") or LONGEST))
 
 
 def wheel_directory(package: str) -> Path | None:

@@ -1,6 +1,7 @@
 import os
 import re
 import socket
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -18,6 +19,9 @@ class GpuSettings(ManagerSettings):
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
     services: Annotated[tuple[str, ...], NoDecode] = Field(
         default=tuple(KNOWN), description="Offered where their package is installed; names with commas between them"
+    )
+    models: Path | None = Field(
+        default=None, description="Directory below which the sources of registered services lie; without it none is"
     )
     slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")

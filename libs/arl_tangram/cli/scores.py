@@ -1,20 +1,23 @@
 """`score` and `services`: reward services from a terminal."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from arl_tangram.cli.actions import connected
 from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, fail, stdout
 from arl_tangram.cli.state import DirOption
 from arl_tangram.operations import ActionFailed
+from arl_tangram.options import failed_validation
 from arl_wire.scores import Score
-from arl_wire.services import RewardService, RewardServiceList
+from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceVerb
 
 __all__ = ["register"]
 
+ServiceArgument = Annotated[str, typer.Argument(help="As `services list` shows it.")]
 group = typer.Typer(no_args_is_help=True, help="Reward services: models that score items.")
 
 
@@ -55,8 +58,79 @@ def list_services(directory: DirOption, output: FormatOption = Format.TEXT) -> N
         _print_json(RewardServiceList(items=services))
         return
     for service in services:
-        for line in _lines(service):
-            stdout.print(line, markup=False)
+        _show(service, output)
+
+
+@group.command("register")
+def register_service(
+    directory: DirOption,
+    name: ServiceArgument,
+    kind: Annotated[str, typer.Argument(help="sequence-classifier, reranker, logprobs, similarity, ...")],
+    source: Annotated[str, typer.Argument(help="Directory of the model, below the nodes' TANGRAM_MODELS.")],
+    activation: Annotated[bool | None, typer.Option(help="Probabilities, or raw logits.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="An item is cut there.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else as the files have it.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Offer a model on every node that has its files."""
+    options = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
+    given = {"name": name, "kind": kind, "source": source, "options": options}
+    try:
+        wanted = RegisterService.model_validate(given)
+    except ValidationError as error:
+        raise failed_validation(error) from None
+    with connected(directory) as tangram:
+        _show(tangram.register_service(wanted), output)
+
+
+@group.command()
+def load(directory: DirOption, name: ServiceArgument, output: FormatOption = Format.TEXT) -> None:
+    """Bring its weights onto a device now."""
+    _change(directory, name, ServiceVerb.LOAD, output)
+
+
+@group.command()
+def pin(directory: DirOption, name: ServiceArgument, output: FormatOption = Format.TEXT) -> None:
+    """Let it leave the device for no other service."""
+    _change(directory, name, ServiceVerb.PIN, output)
+
+
+@group.command()
+def unpin(directory: DirOption, name: ServiceArgument, output: FormatOption = Format.TEXT) -> None:
+    """Let it leave the device again."""
+    _change(directory, name, ServiceVerb.UNPIN, output)
+
+
+@group.command()
+def drain(directory: DirOption, name: ServiceArgument, output: FormatOption = Format.TEXT) -> None:
+    """Start nothing more with it: what comes waits, and it leaves the device."""
+    _change(directory, name, ServiceVerb.DRAIN, output)
+
+
+@group.command()
+def resume(directory: DirOption, name: ServiceArgument, output: FormatOption = Format.TEXT) -> None:
+    """Let it score again."""
+    _change(directory, name, ServiceVerb.RESUME, output)
+
+
+@group.command()
+def remove(directory: DirOption, name: ServiceArgument) -> None:
+    """Take a registered service back. Refused while actions wait for it."""
+    with connected(directory) as tangram:
+        tangram.remove_service(name)
+
+
+def _change(directory: Path, name: str, verb: ServiceVerb, output: Format) -> None:
+    with connected(directory) as tangram:
+        _show(tangram.change_service(name, verb), output)
+
+
+def _show(service: RewardService, output: Format) -> None:
+    if output is Format.JSON:
+        _print_json(service)
+        return
+    for line in _lines(service):
+        stdout.print(line, markup=False)
 
 
 def _shown(entry: Score) -> str:
@@ -66,7 +140,9 @@ def _shown(entry: Score) -> str:
 
 
 def _lines(service: RewardService) -> list[str]:
-    head = f"{service.name}  {service.kind}  {service.model}  up to {service.max_tokens} tokens of a text"
+    head = f"{service.name}  {service.kind}  {service.model}"
+    head += f"  up to {service.max_tokens} tokens of a text" if service.max_tokens is not None else "  on no node yet"
+    head += ("  pinned" if service.pinned else "") + ("  drained" if service.drained else "")
     nodes = [
         f"  {node.node}  {node.state} on {node.device}  in flight {node.in_flight} of {node.slots}"
         f"  batches {node.batches}  scores {node.scores}  {node.health if node.available else 'not available'}"

@@ -32,11 +32,27 @@ def _similarity(directory: Path, options: Mapping[str, Any]) -> Model:
 def _classifier(directory: Path, options: Mapping[str, Any]) -> Model:
     from arl_gpu.encoders.classifier import Classifier
 
-    return Classifier(directory, Path(options["head"]), activation=options.get("activation", True))
+    head = Path(options.get("head") or directory / "head.safetensors")
+    return Classifier(directory, head, activation=options.get("activation") is not False)
+
+
+def _sequence_classifier(directory: Path, options: Mapping[str, Any]) -> Model:
+    from arl_gpu.kinds.hugging_face import Classifier
+
+    return Classifier(directory, options)
+
+
+def _logprobs(directory: Path, options: Mapping[str, Any]) -> Model:
+    from arl_gpu.kinds.hugging_face import LogProbs
+
+    return LogProbs(directory, options)
 
 
 MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Model]] = {
     "similarity": _similarity,
     "relevance": _similarity,
     "classifier": _classifier,
+    "sequence-classifier": _sequence_classifier,
+    "reranker": _sequence_classifier,
+    "logprobs": _logprobs,
 }

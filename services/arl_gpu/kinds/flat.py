@@ -1,0 +1,79 @@
+"""Every tensor of a torch module in one flat piece of host memory, and calls of the module from wherever it lies."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+__all__ = ["FlatModule"]
+
+ALIGNMENT = 256
+"""Bytes; what devices like."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class FlatModule:
+    """Answers `arl_gpu.kinds.model.Weights`. The module itself keeps shapes and no bytes.
+
+    Parameters and buffers, also those that no checkpoint has (tables of rotary positions): all that a forward reads.
+    What is tied is there once, under all of its names. While it is made, each tensor is in memory twice.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module.eval()
+        self._places: dict[str, _Place] = {}
+        end, by_storage = 0, dict[tuple[Any, ...], _Place]()
+        for name, tensor in _tensors(module):
+            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
+            if tensor.numel() == 0 or key not in by_storage:
+                size = tensor.numel() * tensor.element_size()
+                by_storage[key] = _Place(end, size, tuple(tensor.shape), tensor.dtype)
+                end += -(-size // ALIGNMENT) * ALIGNMENT
+            self._places[name] = by_storage[key]
+        self.content = memoryview(bytearray(max(1, end)))
+        views = self._views(self.content)
+        for name, tensor in _tensors(module):
+            views[name].copy_(tensor.detach())
+        self._empty()
+
+    def __call__(self, content: Any, **arguments: Any) -> Any:
+        """A forward that reads its weights from `content`: this one's, or a copy of it on some device."""
+        with torch.inference_mode():
+            return functional_call(self.module, self._views(content), (), arguments)
+
+    def _views(self, content: Any) -> dict[str, Any]:
+        flat = content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=torch.uint8)
+        return {
+            name: flat[place.offset : place.offset + place.size].view(place.dtype).view(place.shape)
+            for name, place in self._places.items()
+        }
+
+    def _empty(self) -> None:
+        """Nothing can be computed from what is left of the module: its tensors are on no device."""
+        for part in self.module.modules():
+            for kept, make in ((part._parameters, _shape_of_parameter), (part._buffers, _shape_of)):
+                for name, tensor in kept.items():
+                    if tensor is not None:
+                        kept[name] = make(tensor)
+
+
+def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _shape_of(tensor: Any) -> Any:
+    return torch.empty_like(tensor, device="meta")
+
+
+def _shape_of_parameter(tensor: Any) -> Any:
+    return torch.nn.Parameter(_shape_of(tensor), requires_grad=False)

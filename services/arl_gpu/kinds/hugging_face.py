@@ -1,0 +1,198 @@
+"""Models in the layout of Hugging Face from local files: classifiers, scalar rewards, rerankers, log-probabilities."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from arl_core.batching import buckets, padding
+from arl_gpu.kinds.flat import FlatModule
+from arl_gpu.kinds.model import Entry, Item, Scored, failed
+
+__all__ = ["Classifier", "LogProbs"]
+
+BUCKET_TOKENS = 2048
+PASS_TOKENS = 24
+LONGEST = 8192
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+POSITIONS_AT_ONCE = 256
+"""Of one row whose logits become float32 at once."""
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a forward is to read of one item."""
+
+    ids: Ids
+    types: Ids | None = None
+    truncated: bool = False
+
+
+class _HuggingFace:
+    """Reads of items, length-bucketed batches, entries. Code that comes with a checkpoint is never run."""
+
+    backend = "torch"
+
+    def __init__(self, directory: Path, options: Mapping[str, Any], loader: Any) -> None:
+        dtype = getattr(torch, options["dtype"]) if options.get("dtype") else "auto"
+        module = loader.from_pretrained(directory, dtype=dtype, use_safetensors=True, **LOCAL)
+        self._directory, self._config = directory, module.config
+        said = getattr(module.config, "max_position_embeddings", None) or LONGEST
+        self._max_tokens = int(options.get("max_tokens") or min(said, LONGEST))
+        self._vocabulary = int(module.config.get_text_config().vocab_size)
+        self.weights = FlatModule(module)
+
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
+        """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
+        reads = [self._read(item) for item in items]
+        wanted = [read for read in reads if isinstance(read, _Read)]
+        lengths = [len(read.ids) for read in wanted]
+        grouped = self._grouped(lengths)
+        begun, cpu = time.monotonic(), time.process_time()
+        found: dict[int, Entry] = {}
+        for group in grouped:
+            found |= zip(group, self._entries([wanted[at] for at in group], content), strict=True)
+        took, used = time.monotonic() - begun, time.process_time() - cpu
+        computed = iter(found[at] for at in range(len(wanted)))
+        entries = [next(computed) if isinstance(read, _Read) else read for read in reads]
+        return Scored(entries, len(wanted), sum(lengths), padding(lengths, grouped), used, took)
+
+    def _read(self, item: Item) -> "_Read | Entry":
+        raise NotImplementedError
+
+    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
+        raise NotImplementedError
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self._directory, **LOCAL)
+
+    @property
+    def _pad(self) -> int | None:
+        pad: int | None = self._config.pad_token_id
+        return pad
+
+    def _grouped(self, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
+        """A model that knows no padding gets texts of one length at a time."""
+        if self._pad is not None:
+            return buckets(lengths, max_tokens=BUCKET_TOKENS, pass_tokens=PASS_TOKENS)
+        return [[at for at, each in enumerate(lengths) if each == length] for length in sorted(set(lengths))]
+
+    def _logits(self, reads: Sequence[_Read], content: Any) -> Any:
+        device = content.device if isinstance(content, torch.Tensor) else "cpu"
+        width, pad = max(len(read.ids) for read in reads), self._pad or 0
+
+        def padded(rows: Sequence[Ids], value: int) -> Any:
+            return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=device)
+
+        given = {
+            "input_ids": padded([read.ids for read in reads], pad),
+            "attention_mask": padded([[1] * len(read.ids) for read in reads], 0),
+        }
+        types = [read.types for read in reads if read.types is not None]
+        if len(types) == len(reads):
+            given["token_type_ids"] = padded(types, 0)
+        return self.weights(content, **given).logits
+
+    def _unknown(self, ids: Ids) -> Entry | None:
+        unknown = next((id for id in ids if id >= self._vocabulary), None)
+        if unknown is None:
+            return None
+        return failed("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
+
+
+class Classifier(_HuggingFace):
+    """A sequence classifier, a scalar reward head, or, of pairs, a cross-encoder.
+
+    The score is the raw logit, or with `activation` a probability. With several labels it is the last one's, and
+    `values` has all of them.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(directory, options, AutoModelForSequenceClassification)
+        self._activation = bool(options.get("activation"))
+
+    def _read(self, item: Item) -> "_Read | Entry":
+        if "token_ids" in item:
+            ids = list(item["token_ids"])
+            return self._unknown(ids) or self._cut(ids)
+        if "messages" in item:
+            return self._read_messages(item["messages"])
+        for name in ("text", "reference"):
+            if name in item and not item[name].strip():
+                return failed(f"empty_{name}", f"{name} has no words: there is nothing to judge")
+        # A cross-encoder reads the query first.
+        given = (item["reference"], item["text"]) if "reference" in item else (item["text"],)
+        whole = len(self._tokenizer(*given)["input_ids"])
+        said = self._tokenizer(*given, truncation=True, max_length=self._max_tokens)
+        return _Read(said["input_ids"], said.get("token_type_ids"), truncated=whole > len(said["input_ids"]))
+
+    def _read_messages(self, messages: Sequence[Mapping[str, str]]) -> "_Read | Entry":
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+        except Exception as error:  # noqa: BLE001 - templates refuse in ways of their own, as some orders of roles
+            return failed("no_chat_template", f"the model's chat template does not take these messages: {error}")
+        # The template writes special tokens itself.
+        return self._cut(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _cut(self, ids: Ids) -> _Read:
+        return _Read(ids[: self._max_tokens], truncated=len(ids) > self._max_tokens)
+
+    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
+        logits = self._logits(reads, content).float()
+        if self._activation:
+            logits = logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+        for read, values in zip(reads, logits.tolist(), strict=True):
+            yield self._entry(values, read)
+
+    def _entry(self, values: list[float], read: _Read) -> Entry:
+        if not all(map(math.isfinite, values)):
+            return failed("not_finite", "the model's output is not a number")
+        entry: Entry = {"score": values[-1], "truncated": read.truncated}
+        if len(values) > 1:
+            label = self._config.id2label.get(values.index(max(values)))
+            entry |= {"values": values, "details": {"label": label}}
+        return entry
+
+
+class LogProbs(_HuggingFace):
+    """`logprobs[i]` is that of token i given those before it, and their sum is the score. The first one has none."""
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(directory, options, AutoModelForCausalLM)
+
+    @property
+    def _pad(self) -> int:
+        """Whatever comes after a token changes nothing of it."""
+        return 0
+
+    def _read(self, item: Item) -> "_Read | Entry":
+        ids = list(item["token_ids"])
+        if len(ids) < 2:
+            return failed("too_short", "a single token comes after none, so it has no probability")
+        if len(ids) > self._max_tokens:
+            return failed("too_long", f"{len(ids)} tokens; the model reads {self._max_tokens}")
+        return self._unknown(ids) or _Read(ids)
+
+    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
+        for read, logits in zip(reads, self._logits(reads, content), strict=True):
+            found = [value for part in self._of_row(read.ids, logits) for value in part]
+            if not all(map(math.isfinite, found)):
+                yield failed("not_finite", "the model's output is not a number")
+            else:
+                yield {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
+
+    def _of_row(self, ids: Ids, logits: Any) -> Iterator[list[float]]:
+        targets = torch.tensor(ids[1:], device=logits.device)
+        for start in range(0, len(targets), POSITIONS_AT_ONCE):
+            wanted = targets[start : start + POSITIONS_AT_ONCE]
+            part = logits[start : start + len(wanted)].float()
+            yield (part.gather(1, wanted[:, None])[:, 0] - part.logsumexp(-1)).tolist()

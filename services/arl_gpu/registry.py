@@ -1,0 +1,137 @@
+"""Which services this node offers, and what operators wish of them, carried out on the workers."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from arl_gpu.services import ServiceFiles, Wish, registered
+from arl_gpu.worker_client import WorkerDied
+
+__all__ = ["Owner", "Registry"]
+
+log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Of a device. Answers say what is on it, or have an `error`; `WorkerDied` says that there is none now."""
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
+    async def forget(self, name: str) -> dict[str, Any]: ...
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]: ...
+    async def restore(self, name: str) -> dict[str, Any]: ...
+    async def evict(self, name: str) -> dict[str, Any]: ...
+
+
+class Registry:
+    """What is offered now follows the wishes; each is carried out once, and again where it failed."""
+
+    def __init__(
+        self,
+        files: Sequence[ServiceFiles],
+        owners: Sequence[Owner],
+        models: Path | None,
+        *,
+        learn: Callable[[int, Mapping[str, Any]], None],
+        is_idle: Callable[[str], bool],
+    ) -> None:
+        """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node."""
+        self._along = {each.name: each for each in files}
+        self._owners, self._models = owners, models
+        self._learn, self._is_idle = learn, is_idle
+        self._wishes: dict[str, Wish] = {}
+        self._offered = dict(self._along)
+        self._pinned: set[str] = set()
+        self._evicted: set[str] = set()
+        self._loaded: dict[str, float] = {}
+        self._busy = asyncio.Lock()
+        self.health: dict[str, str] = {}
+        """What went wrong with the last wish, by service; those that are well are not in it."""
+
+    @property
+    def offered(self) -> Sequence[ServiceFiles]:
+        return [self._offered[name] for name in sorted(self._offered)]
+
+    def slots(self, each: int) -> dict[str, int]:
+        """One that is drained takes nothing new."""
+        return {name: 0 if self._is_drained(name) else each for name in self._offered}
+
+    def wished(self, wishes: Sequence[Wish]) -> bool:
+        """Whether something is to be carried out."""
+        self._wishes = {wish.name: wish for wish in wishes}
+        self._loaded = {name: at for name, at in self._loaded.items() if name in self._wishes}
+        return not self._busy.locked() and next(self._missing(), None) is not None
+
+    async def carry_out(self) -> None:
+        """All that is missing. What a dead worker had is known to the next one, and the poll comes again."""
+        async with self._busy:
+            for do in list(self._missing()):
+                try:
+                    await do()
+                except WorkerDied as error:
+                    log.warning("a wish was not carried out: %s", error)
+                    return
+
+    def _missing(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        wanted = self._along | {
+            wish.name: files for wish in self._wishes.values() if (files := registered(wish, self._models)) is not None
+        }
+        for name in sorted(self._offered.keys() - wanted.keys()):
+            yield partial(self._forget, name)
+        for name, files in sorted(wanted.items()):
+            if self._offered.get(name) != files:
+                yield partial(self._offer, files)
+        for name in sorted(wanted):
+            wish = self._wishes.get(name)
+            if (pinned := wish is not None and wish.pinned) != (name in self._pinned):
+                yield partial(self._pin, name, on=pinned)
+            if self._is_drained(name) and name not in self._evicted and self._is_idle(name):
+                yield partial(self._evict, name)
+            if wish is not None and wish.load_asked is not None and self._loaded.get(name, -1.0) < wish.load_asked:
+                yield partial(self._load, name, wish.load_asked)
+        self._evicted = {name for name in self._evicted if self._is_drained(name)}
+
+    async def _offer(self, files: ServiceFiles) -> None:
+        for number, owner in enumerate(self._owners):
+            self._heard(files.name, number, await owner.offer(files.spec))
+        self._offered[files.name] = files
+
+    async def _forget(self, name: str) -> None:
+        """It takes nothing more, whatever becomes of its weights."""
+        del self._offered[name]
+        for number, owner in enumerate(self._owners):
+            self._heard(name, number, await owner.forget(name))
+        self._pinned.discard(name)
+        self._evicted.discard(name)
+        self.health.pop(name, None)
+
+    async def _pin(self, name: str, *, on: bool) -> None:
+        for number, owner in enumerate(self._owners):
+            self._heard(name, number, await owner.pin(name, on=on))
+        (self._pinned.add if on else self._pinned.discard)(name)
+
+    async def _evict(self, name: str) -> None:
+        for number, owner in enumerate(self._owners):
+            self._heard(name, number, await owner.evict(name))
+        self._evicted.add(name)
+
+    async def _load(self, name: str, at: float) -> None:
+        """Onto the first device that has room. Where it fails, its health says why."""
+        for number, owner in enumerate(self._owners):
+            answer = await owner.restore(name)
+            self._heard(name, number, answer)
+            if "error" not in answer:
+                break
+        self._loaded[name] = at
+
+    def _is_drained(self, name: str) -> bool:
+        return (wish := self._wishes.get(name)) is not None and wish.drained
+
+    def _heard(self, name: str, number: int, answer: Mapping[str, Any]) -> None:
+        self._learn(number, answer)
+        if "error" in answer:
+            self.health[name] = f"{answer['error']}: {answer['message']}"
+        else:
+            self.health.pop(name, None)

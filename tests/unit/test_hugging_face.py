@@ -1,0 +1,166 @@
+"""Models in the layout of Hugging Face, tiny and random: what comes out is what the library itself computes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from arl_gpu.kinds import load
+from arl_gpu.kinds.model import Entry, Model
+
+TOLERANCE = 1e-5
+"""Absolute, of float32 results in other company, or computed by the library item by item."""
+WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{number}" for number in range(60)))
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11 w12", "w1 w2 w3 w4 w5"]
+TOKENS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9]]
+SIZE = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+TEMPLATE = "{% for m in messages %}[CLS] {{ m.content }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("labels"), classifying(labels=3))
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("scalar"), classifying(labels=1))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**SIZE, num_key_value_heads=1, tie_word_embeddings=True, pad_token_id=None)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(directory := tmp_path_factory.mktemp("teacher"))
+    return directory
+
+
+def test_the_raw_logits_are_those_of_the_library(classifier: Path) -> None:
+    entries = scored(model_of("sequence-classifier", classifier), [{"text": text} for text in TEXTS])
+    for entry, ids in zip(entries, encoded(classifier, TEXTS), strict=True):
+        wanted = logits_of(transformers.AutoModelForSequenceClassification, classifier, ids)[0].tolist()
+        assert entry["values"] == pytest.approx(wanted, abs=TOLERANCE)
+        assert entry["score"] == entry["values"][-1]
+        assert entry["details"]["label"] == f"LABEL_{wanted.index(max(wanted))}"
+
+
+def test_with_activation_labels_add_up_to_one(classifier: Path) -> None:
+    model = model_of("sequence-classifier", classifier, activation=True)
+    for entry in scored(model, [{"text": text} for text in TEXTS]):
+        assert sum(entry["values"]) == pytest.approx(1.0, abs=TOLERANCE)
+
+
+def test_a_scalar_reward_is_the_same_in_any_company_and_from_any_copy_of_its_weights(reward: Path) -> None:
+    model = model_of("sequence-classifier", reward)
+    together = scored(model, [{"text": text} for text in TEXTS])
+    elsewhere = memoryview(bytearray(model.weights.content))
+    alone = [model.score([{"text": text}], elsewhere).entries[0] for text in TEXTS]
+    assert [entry["score"] for entry in together] == pytest.approx([entry["score"] for entry in alone], abs=TOLERANCE)
+    assert "values" not in together[0]
+
+
+def test_another_content_is_what_is_computed_from(reward: Path) -> None:
+    model = model_of("sequence-classifier", reward)
+    zeros = memoryview(bytearray(len(model.weights.content)))
+    assert model.score([{"text": TEXTS[0]}], zeros).entries[0]["score"] == 0.0
+
+
+def test_a_pair_is_read_query_first(reward: Path) -> None:
+    [entry] = scored(model_of("reranker", reward), [{"text": "w4 w5", "reference": "w1"}])
+    ids = transformers.AutoTokenizer.from_pretrained(reward)("w1", "w4 w5")
+    wanted = transformers.AutoModelForSequenceClassification.from_pretrained(reward).eval()
+    with torch.inference_mode():
+        logits = wanted(**{name: torch.tensor([value]) for name, value in ids.items()}).logits
+    assert entry["score"] == pytest.approx(logits.item(), abs=TOLERANCE)
+
+
+def test_messages_are_written_by_the_models_own_template(reward: Path) -> None:
+    model = model_of("sequence-classifier", reward)
+    said = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
+    by_messages, by_tokens = scored(model, [{"messages": said}, {"token_ids": [1, 5, 6, 1, 7]}])
+    assert by_messages["score"] == pytest.approx(by_tokens["score"], abs=TOLERANCE)
+
+
+def test_what_is_cut_says_so_and_what_cannot_be_read_is_an_error_of_its_item(reward: Path) -> None:
+    model = model_of("sequence-classifier", reward, max_tokens=4)
+    whole, cut, empty, unknown = scored(
+        model, [{"text": "w1"}, {"text": TEXTS[2]}, {"text": " "}, {"token_ids": [1, 9999]}]
+    )
+    assert (whole["truncated"], cut["truncated"]) == (False, True)
+    assert [each["error"]["code"] for each in (empty, unknown)] == ["empty_text", "token_unknown"]
+    assert not any("score" in each for each in (empty, unknown))
+
+
+def test_log_probabilities_are_of_each_token_given_those_before_it(teacher: Path) -> None:
+    entries = scored(model_of("logprobs", teacher), [{"token_ids": ids} for ids in TOKENS])
+    for entry, ids in zip(entries, TOKENS, strict=True):
+        logits = logits_of(transformers.AutoModelForCausalLM, teacher, ids)[0]
+        wanted = [logits[at - 1].log_softmax(-1)[ids[at]].item() for at in range(1, len(ids))]
+        first, *others = entry["logprobs"]
+        assert (first, entry["token_ids"]) == (None, ids)
+        assert others == pytest.approx(wanted, abs=TOLERANCE)
+        assert entry["score"] == pytest.approx(sum(wanted), abs=1e-4)
+
+
+def test_tied_weights_are_there_once(teacher: Path) -> None:
+    content = model_of("logprobs", teacher).weights.content
+    parameters = transformers.AutoModelForCausalLM.from_pretrained(teacher).num_parameters()
+    assert 4 * parameters <= len(content) < 4 * parameters + 8192
+
+
+@pytest.mark.parametrize(("ids", "code"), [([5], "too_short"), ([5] * 40, "too_long"), ([5, 64], "token_unknown")])
+def test_tokens_that_have_no_probabilities_are_an_error(teacher: Path, ids: list[int], code: str) -> None:
+    bad, good = scored(model_of("logprobs", teacher), [{"token_ids": ids}, {"token_ids": TOKENS[0]}])
+    assert bad["error"]["code"] == code
+    assert len(good["logprobs"]) == 3
+
+
+def classifying(*, labels: int) -> Any:
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZE, num_labels=labels))
+
+
+def saved(directory: Path, model: Any) -> Path:
+    model.save_pretrained(directory)
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(directory)
+    return directory
+
+
+def model_of(kind: str, directory: Path, **options: Any) -> Model:
+    return load({"name": "it", "kind": kind, "directory": str(directory), "options": options})
+
+
+def scored(model: Model, items: Sequence[dict[str, Any]]) -> list[Entry]:
+    return model.score(items, model.weights.content).entries
+
+
+def encoded(directory: Path, texts: Sequence[str]) -> list[list[int]]:
+    return [transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"] for text in texts]
+
+
+def logits_of(auto: Any, directory: Path, ids: list[int]) -> Any:
+    with torch.inference_mode():
+        return auto.from_pretrained(directory).eval()(torch.tensor([ids])).logits
