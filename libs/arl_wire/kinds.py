@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[Form, ...]] = {
     "classifier": (_TEXT,),
     "sequence-classifier": _TEXTS,
     "reranker": (_PAIR,),
-    "logprobs": (("token_ids",),),
+    "logprobs": (("token_ids",), _TEXT),
     "judge": (_TEXT, _PAIR, ("messages",), ("messages", "reference")),
     "python": (),
     **VERIFIERS,

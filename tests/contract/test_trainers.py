@@ -5,6 +5,7 @@ slime is in no package index; its fork miles is, with the same `remote_rm`.
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -59,7 +60,8 @@ async def test_the_code_of_trainers_gets_its_rewards(system: System, packages: P
             for task in ("verl", "openrlhf", "slime")
         }
     judged, compared = (pytest.approx(answer["scores"][0]["score"], abs=TOLERANCE) for answer in answers)
-    assert [said[engine]["reward_score"] for engine in ("verl_vllm", "verl_sglang")] == [judged, judged]
+    assert 1 / (1 + math.exp(-said["verl_vllm"]["reward_score"])) == judged  # it asks for the logit
+    assert said["verl_sglang"]["reward_score"] == judged
     rewards = {"rewards": [compared], "scores": [compared], "extra_logs": {"truncated": [0.0]}}
     assert said["openrlhf"] == [rewards]
     assert said["openrlhf_two"][0] == rewards

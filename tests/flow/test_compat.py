@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import signal
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
@@ -137,8 +138,11 @@ class TestVllm:
     async def test_a_text_is_classified_as_verl_reads_it(self, api: httpx.AsyncClient) -> None:
         right = {"service": "quality", "task": "verl", "items": [{"text": TEXTS[0]}]}
         score = (await json_of(api, "/v1/scores", right))["scores"][0]["score"]
-        said = await json_of(api, "/classify", {"model": "/models/rm", "input": TEXTS[0], "use_activation": False})
+        said = await json_of(api, "/classify", {"model": "/models/rm", "input": TEXTS[0]})
         assert said["data"][-1]["probs"][-1] == about(score)
+        for name in ("activation", "use_activation"):
+            said = await json_of(api, "/classify", {"input": TEXTS[0], name: False})
+            assert said["data"][-1]["probs"][-1] == about(math.log(score / (1 - score)))
         said = await json_of(api, "/v1/embeddings", {"model": "/models/rm", "input": TEXTS[0]})
         assert said["data"][-1]["embedding"][-1] == about(score)
         said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})

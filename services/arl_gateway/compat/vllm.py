@@ -13,9 +13,10 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel, Field
 
 from arl_gateway.auth import Caller
+from arl_gateway.compat.activation import as_wanted
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import Place, place_of
 from arl_gateway.compat.samples import number_of, text_item
@@ -41,16 +42,21 @@ class PoolingRequest(BaseModel):
     input: str | list[str] | list[int] | list[list[int]] | None = None
     messages: list[Message] | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    use_activation: bool | None = Field(
+        default=None,
+        validation_alias=AliasChoices("use_activation", "activation"),
+        description="False: raw logits; left out: what the service says",
+    )
 
 
 @router.post("/classify", operation_id="vllm_classify", response_model=None, responses=DOCUMENTED)
 @router.post("/v1/classify", include_in_schema=False)
 async def classify(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """vLLM's classification. `probs` are what the service's head says: logits where it has no activation."""
+    """vLLM's classification. `probs` are raw logits where the service has no activation, or the request wants none."""
     place, entries = await _scored(body, caller, request, response)
     data = []
     for at, entry in enumerate(entries):
-        values = _values(entry, at)
+        values = as_wanted(_values(entry, at), place.service, body.use_activation)
         best = max(range(len(values)), key=values.__getitem__)
         data.append({"index": at, "label": f"LABEL_{best}", "probs": values, "num_classes": len(values)})
     return answered(said("classify", place, data=data), response)
@@ -61,7 +67,11 @@ async def pooling(body: PoolingRequest, caller: Writer, request: Request, respon
     """vLLM's pooling: what the service's head says of each input."""
     place, entries = await _scored(body, caller, request, response)
     data = [
-        {"index": at, "object": "pooling", "data": _encoded(_values(entry, at), body.encoding_format)}
+        {
+            "index": at,
+            "object": "pooling",
+            "data": _encoded(as_wanted(_values(entry, at), place.service, body.use_activation), body.encoding_format),
+        }
         for at, entry in enumerate(entries)
     ]
     return answered(said("pool", place, data=data), response)

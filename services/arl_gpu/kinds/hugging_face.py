@@ -175,7 +175,7 @@ class LogProbs(_HuggingFace):
         return 0
 
     def _read(self, item: Item) -> "_Read | Entry":
-        ids = list(item["token_ids"])
+        ids = list(item["token_ids"]) if "token_ids" in item else self._tokenizer(str(item["text"]))["input_ids"]
         if len(ids) < 2:
             return failed("too_short", "a single token comes after none, so it has no probability")
         if len(ids) > self._max_tokens:
