@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH := .torch
+# Named so because pickling by value, which TRL's data sets do, spares what lies in a directory of that name.
+TORCH := .torch/site-packages
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-torch lint openapi clean
@@ -35,11 +36,11 @@ test-all: test
 
 # Beside the environment and not in it, so that everything else is measured and tested as it is installed.
 $(TORCH)/.ready: constraints.txt $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(TORCH) torch transformers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(TORCH) torch transformers trl
 	@touch $@
 
 test-torch: $(TORCH)/.ready
-	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py tests/unit/test_hugging_face.py
+	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py tests/unit/test_hugging_face.py tests/contract/test_trl.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -51,5 +52,5 @@ openapi: $(VENV)/.ready
 	$(BIN)/python -m arl_gateway.document > openapi/gateway.json
 
 clean:
-	rm -rf $(VENV) $(TORCH) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
