@@ -12,7 +12,7 @@ from enum import StrEnum
 
 __all__ = ["Candidate", "Eviction", "Use", "leaving", "victims"]
 
-HALF_LIFE_S = 60.0
+HALF_LIFE_S = 10.0
 """A use counts half after so long."""
 
 

@@ -12,6 +12,8 @@ __all__ = ["Batch", "Part", "Place", "Turns"]
 
 REPLICA_BATCHES = 4
 """Of waiting work, from which on a service that another device holds is brought onto an idle one too."""
+PATIENCE = 2.0
+"""More of it makes fewer copies and longer waits (`tangram bench residency`)."""
 
 
 class Part(NamedTuple):
@@ -54,9 +56,9 @@ class Turns:
     """Jobs in the order in which they head a batch; costs are in tokens, times by the monotonic clock.
 
     Services that are on the device go before those that would have to be restored, until the oldest action of these has
-    waited `swap_wait_s`. Where one that is in use would have to leave for it, a service is restored once all that waits
-    for it has together waited so long: then the wait costs as much as it may save. A service that was restored keeps
-    the device until all that waited for it by then was in a batch.
+    waited `swap_wait_s`. Where one that is in use would have to leave for it, a service is restored only then, or once
+    all that waits for it has together waited `PATIENCE` times as long. A service that was restored keeps the device
+    until all that waited for it by then was in a batch.
 
     Beside that whoever was served goes behind all others. An action that is no larger than a batch may begin at once.
     Larger ones of a service begin in their order, while what is left of all that began is at most `begun_tokens`, or
@@ -119,8 +121,8 @@ class Turns:
     def next_look(self, place: Place, *, now: float) -> float | None:
         """When a service that waits may be restored though nothing else happens; None where nothing will change."""
         queue = _by_service(self._ready())
-        waits = [(sum(now - job.waits_since for job in jobs), len(jobs)) for jobs in queue.values()]
-        return min((now + max(0.0, self._swap_wait_s - waited) / jobs for waited, jobs in waits), default=None)
+        times = (self._ripe_at(jobs, now) for jobs in queue.values())
+        return min((time for time in times if time > now), default=None)
 
     def _service(self, queue: _Queue, place: Place, now: float) -> str | None:
         turn = self._turns.get(place.number)
@@ -144,7 +146,13 @@ class Turns:
             return False
         if place.fitting is None or service in place.fitting or self._someone_rests(queue, place, now):
             return True
-        return sum(now - job.waits_since for job in jobs) >= self._swap_wait_s
+        return now >= self._ripe_at(jobs, now)
+
+    def _ripe_at(self, jobs: Sequence[Job], now: float) -> float:
+        """When these have waited for long enough, if no others come."""
+        waited = sum(now - job.waits_since for job in jobs)
+        together = now + (PATIENCE * self._swap_wait_s - waited) / len(jobs)
+        return min(jobs[0].waits_since + self._swap_wait_s, together)
 
     def _someone_rests(self, queue: _Queue, place: Place, now: float) -> bool:
         """A service that nobody has needed for a while is no loss."""

@@ -29,9 +29,22 @@ def test_services_are_names_with_commas_between_them(
     assert load(GpuSettings).services == found
 
 
+@pytest.mark.parametrize(("value", "found"), [("2", ("cpu", "cpu")), ("cpu, cuda:1", ("cpu", "cuda:1"))])
+def test_devices_are_names_or_a_number_of_cpu_devices(
+    value: str, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANGRAM_DEVICES", value)
+    assert load(GpuSettings).devices == found
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: .*bert: there is minilm"), ("TANGRAM_ACCEPT", "{", '"accept"')],
+    [
+        ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: .*bert: there is minilm"),
+        ("TANGRAM_ACCEPT", "{", '"accept"'),
+        ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES: .*gpu: a device is cpu or cuda:N"),
+        ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*one process owns a GPU"),
+    ],
 )
 def test_what_cannot_be_read_is_named_in_one_line(
     name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

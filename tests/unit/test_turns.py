@@ -116,7 +116,7 @@ class TestSwaps:
 
     def test_work_of_a_resident_service_goes_before_a_restore(self) -> None:
         turns = self.turns((1.0, "away"), (2.0, "here"), (2.0, "away"), (3.0, "here"))
-        assert self.served(turns, 4.5, 4.5, 4.5) == ["here", "here", "away"]
+        assert self.served(turns, 5.5, 5.5, 6.0) == ["here", "here", "away"]
 
     def test_whoever_waited_its_bound_goes_first_and_with_it_all_that_waited_for_the_same(self) -> None:
         turns = self.turns((1.0, "away"), (2.0, "here"), (5.5, "away"))
@@ -127,10 +127,14 @@ class TestSwaps:
         turns = self.turns((1.0, "away"), (4.0, "here"))
         assert self.served(turns, 4.0) == ["here"]
         assert turns.next_look(self.HERE, now=4.0) == 6.0
-        turns.add(a_job([10], "away"), now=4.0)
-        assert turns.next_look(self.HERE, now=4.0) == 5.0
-        assert (turns.waiting(self.HERE, now=4.9), self.served(turns, 4.9)) == ([], [])
-        assert self.served(turns, 5.0) == ["away"]
+        assert (turns.waiting(self.HERE, now=5.9), self.served(turns, 5.9)) == ([], [])
+        assert self.served(turns, 6.0) == ["away"]
+
+    def test_many_that_wait_for_one_service_have_not_to_wait_so_long(self) -> None:
+        turns = self.turns(*[(1.0, "away")] * 4, (3.4, "here"))
+        assert self.served(turns, 3.4) == ["here"]
+        assert turns.next_look(self.HERE, now=3.4) == 3.5
+        assert self.served(turns, 3.5) == ["away"]
 
     def test_it_does_not_wait_where_there_is_room_or_where_nobody_needs_what_would_leave(self) -> None:
         assert self.turns((1.0, "away")).next_batch(Place(resident=("here",), fitting=("away",)), now=1.0)

@@ -36,7 +36,7 @@ class Sizes:
     """The load: bursts of requests of one item, as the rollouts of one prompt end one after the other."""
 
     repeats: int = 3
-    seconds: float = 20.0
+    seconds: float = 30.0
     services: int = 12
     bursts_per_s: float = 1.5
     burst_requests: int = 16

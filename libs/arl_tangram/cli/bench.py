@@ -197,7 +197,7 @@ def residency(
     as_json: JsonOption = False,
     short: Annotated[bool, typer.Option("--short", help="A quarter of a minute, once.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 30,
 ) -> None:
     """Copies to a device that has room for 3 of 12 reward services, ours beside the least recently used one's."""
     sizes = residency_.Sizes(repeats=1, seconds=3, burst_s=2) if short else residency_.Sizes()
