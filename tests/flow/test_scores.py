@@ -197,3 +197,18 @@ async def test_a_manager_that_is_killed_loses_no_score_that_may_be_retried(
         action = (await api.get(f"/v1/actions/{item['id']}", params={"wait": 50})).json()
         assert action["outcome"] == "ok", action
         assert action["result"]["scores"][0]["score"] == pytest.approx(COSINES[number % 10, 0], abs=TOLERANCE)
+
+
+@pytest.mark.slow
+async def test_an_action_with_many_items_is_scored_on_two_devices_as_on_one(databases: Databases) -> None:
+    devices = {"TANGRAM_DEVICES": "cpu,cpu", "TANGRAM_BATCH_TOKENS": "128", "TANGRAM_DEVICE_MIB": "100"}
+    owner_url = await databases.clone()
+    async with running_system(owner_url, scores=True, overrides={"gpu": devices}) as system, system.client() as api:
+        pairs = [(number % len(TEXTS), number % 7) for number in range(96)]
+        action = await settled(api, scored(*((TEXTS[one], TEXTS[other]) for one, other in pairs)))
+        found = [entry["score"] for entry in action["result"]["scores"]]
+        right = [COSINES[one, other] for one, other in pairs]
+        assert max(abs(score - cosine) for score, cosine in zip(found, right, strict=True)) < TOLERANCE
+        manager = system.processes["gpu"].pid
+        assert len(Path(f"/proc/{manager}/task/{manager}/children").read_text().split()) == 2
+    await databases.drop(owner_url)

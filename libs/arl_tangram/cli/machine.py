@@ -189,7 +189,9 @@ def _devices() -> Finding:
     found = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     if not found:
         return Finding("devices", Level.INFO, "no GPU: reward services run on a CPU device")
-    return Finding("devices", Level.INFO, f"{', '.join(found)}: not used yet, reward services run on a CPU device")
+    return Finding(
+        "devices", Level.INFO, f"{', '.join(found)}: reward services use them where TANGRAM_DEVICES names them"
+    )
 
 
 def _rewards() -> Finding:
