@@ -155,7 +155,9 @@ class Turns:
         return min(jobs[0].waits_since + self._swap_wait_s, together)
 
     def _someone_rests(self, queue: _Queue, place: Place, now: float) -> bool:
-        """A service that nobody has needed for a while is no loss."""
+        """A service that nobody has needed for a while is no loss, and neither is none."""
+        if not place.resident:
+            return True
         resting = (each for each in place.resident if each not in queue)
         return any(now - self._served_at.get(each, now - self._swap_wait_s) >= self._swap_wait_s for each in resting)
 

@@ -138,6 +138,7 @@ class TestSwaps:
 
     def test_it_does_not_wait_where_there_is_room_or_where_nobody_needs_what_would_leave(self) -> None:
         assert self.turns((1.0, "away")).next_batch(Place(resident=("here",), fitting=("away",)), now=1.0)
+        assert self.turns((1.0, "away")).next_batch(Place(fitting=()), now=1.0)
         assert self.served(self.turns((5.0, "away")), 5.0) == ["away"]
 
     def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
