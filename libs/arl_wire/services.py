@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_
 from arl_core.residency import Residence
 from arl_wire.base import Strict
 from arl_wire.checks import no_nul, relative_path
+from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
 __all__ = [
@@ -52,6 +53,8 @@ class RegisterService(Strict):
 
     @model_validator(mode="after")
     def _options_fit(self) -> "RegisterService":
+        if self.name in VERIFIERS:
+            raise ValueError(f"{self.name} is the name of a verifier that every deployment has")
         if self.kind == "logprobs" and self.options.activation is not None:
             raise ValueError("a service of kind `logprobs` has no activation")
         return self

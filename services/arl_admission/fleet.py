@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arl_admission.normalise import CAPABILITY_OF, demand_of
+from arl_admission.verified import is_verified
 from arl_core.gangs import together_on
 from arl_core.ledger import fits
 from arl_core.model import ENVIRONMENT_RESOURCES
@@ -19,7 +20,7 @@ from arl_wire.errors import (
     TemplateUnknown,
 )
 from arl_wire.internal import AdmitItem
-from arl_wire.kinds import misfit
+from arl_wire.kinds import VERIFIERS, misfit
 
 __all__ = ["Fleet", "impossible"]
 
@@ -65,12 +66,17 @@ class Fleet:
         """Whether a template or service that they name may have come since the last look."""
         known = {None}.union(*(node.templates for node in self.nodes))
         services = {None, *(self.services or ())}
-        return all(item.action.environment.template in known and item.action.service in services for item in items)
+        return all(
+            item.action.environment.template in known and (item.action.service in services or is_verified(item.action))
+            for item in items
+        )
 
     def refusal(self, action: SubmitAction) -> TangramError | None:
         """Why no node could ever run it."""
-        if action.kind == "score":
-            return _unknown_service(action.service, self.services) or self._misfit(action)
+        if action.kind == "score" and (refused := self._misfit(action) or self._unknown_service(action)):
+            return refused
+        if action.kind == "score" and not is_verified(action):
+            return None
         if not self.nodes:
             return None
         needed = demand_of(action)
@@ -89,8 +95,12 @@ class Fleet:
         return None
 
     def _misfit(self, action: SubmitAction) -> TangramError | None:
-        kind = self.services.get(action.service or "") if self.services is not None else None
+        name = action.service or ""
+        kind = name if is_verified(action) else (self.services or {}).get(name)
         return misfit(kind, action.items) if kind is not None else None
+
+    def _unknown_service(self, action: SubmitAction) -> TangramError | None:
+        return None if is_verified(action) else _unknown_service(action.service, self.services)
 
     def refusal_of_gang(self, actions: Sequence[SubmitAction]) -> TangramError | None:
         """Why the nodes could never run all of these at once, where each by itself would find one."""
@@ -116,8 +126,8 @@ def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:
 def _unknown_service(name: str | None, known: Collection[str] | None) -> ServiceUnknown | None:
     if known is None or name in known:
         return None
-    there = f"there is {', '.join(sorted(known))}" if known else "there is none; `tangram doctor` says how to get one"
-    message = f"no node has {name!r}; {there}"
+    more = "" if known else "; `tangram doctor` says how to get models"
+    message = f"no node has {name!r}; there is {', '.join(sorted({*known, *VERIFIERS}))}{more}"
     return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
 
 

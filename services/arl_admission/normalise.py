@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
+from arl_admission.verified import is_verified, program
 from arl_core.model import Shape, slots_of
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
 from arl_wire.internal import AdmitItem, AskedFor, GangBody, QueuedAction
@@ -92,7 +93,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None
         idempotent=action.idempotent,
         deadline_s=action.deadline_s,
         class_key=_class_key(queue_id, item, demand, elastic),
-        shape=(Shape.QUOTA if action.kind == "score" else Shape.DIVISIBLE).value,
+        shape=(Shape.QUOTA if action.kind == "score" and not is_verified(action) else Shape.DIVISIBLE).value,
         demand=json.dumps(demand),
         elastic=json.dumps(elastic) if elastic else None,
         environment=json.dumps(environment),
@@ -110,13 +111,13 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None
 
 
 def demand_of(action: SubmitAction) -> dict[str, int]:
-    """Minimum amounts in integers. What runs nothing needs no cores; what is scored needs a slot of its service."""
-    if action.service is not None:
+    """Minimum amounts in integers. What runs nothing needs no cores; what a model scores needs a slot."""
+    if action.service is not None and not is_verified(action):
         return {slots_of(action.service): 1}
     cpu = action.demand.cpu
     minimum = cpu.min if isinstance(cpu, CpuRange) else cpu
     return {
-        "cpu_milli": _milli(minimum) if action.kind == "exec" else 0,
+        "cpu_milli": _milli(minimum) if action.kind in ("exec", "score") else 0,
         "memory_mib": action.demand.memory_mib,
         "disk_mib": action.demand.disk_mib,
         **action.demand.resources,
@@ -165,6 +166,8 @@ def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: 
 
 def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, Any]:
     """What only the manager reads. Bytes in base64."""
+    if is_verified(action):
+        return program(action)
     if action.kind == "score":
         scored = {"service": action.service, "items": [item.model_dump(exclude_none=True) for item in action.items]}
         return scored | ({"asked_for": [each.model_dump() for each in asked_for]} if asked_for else {})

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["services_of_nodes", "wishes_of_services"]
+__all__ = ["is_there_a_cpu_node", "services_of_nodes", "wishes_of_services"]
 
 NODE_TTL_S = 10.0
 
@@ -34,6 +34,19 @@ WISHES_OF_SERVICES = text("""
      where cast(:name as text) is null or name = :name
      order by name
 """)
+
+
+IS_THERE_A_CPU_NODE = text("""
+    select exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
+                    where n.kind = 'cpu'
+                      and n.cordoned_at is null
+                      and b.last_beat > now() - make_interval(secs => :ttl_s)) as there
+""")
+
+
+async def is_there_a_cpu_node(tx: ReadTx) -> bool:
+    """One that lives and takes new actions."""
+    return bool((await tx.fetch(IS_THERE_A_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
 
 
 async def wishes_of_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:

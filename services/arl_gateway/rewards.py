@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from arl_gateway import repository
 from arl_gateway.auth import Caller
 from arl_gateway.keys import ROOT_PROJECT
-from arl_gateway.reward_rows import services_of_nodes, wishes_of_services
+from arl_gateway.reward_rows import is_there_a_cpu_node, services_of_nodes, wishes_of_services
 from arl_kit.peers import Peers
 from arl_store.tx import Row, Store
 from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
@@ -18,6 +18,7 @@ from arl_wire.internal import (
     RemoveServiceWish,
     WishAnswer,
 )
+from arl_wire.kinds import VERIFIERS
 from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceOnNode, ServiceVerb
 
 __all__ = ["Rewards"]
@@ -29,12 +30,16 @@ class Rewards:
 
     async def list(self) -> RewardServiceList:
         async with self._store.read() as tx:
-            return RewardServiceList(items=_services(await services_of_nodes(tx), await wishes_of_services(tx)))
+            found = _services(await services_of_nodes(tx), await wishes_of_services(tx))
+            verifiers = _verifiers(available=await is_there_a_cpu_node(tx))
+        return RewardServiceList(items=sorted([*found, *verifiers], key=lambda each: each.name))
 
     async def get(self, name: str) -> RewardService:
         """Raises `NotFound`."""
         async with self._store.read() as tx:
             found = _services(await services_of_nodes(tx, name=name), await wishes_of_services(tx, name=name))
+            if name in VERIFIERS:
+                found = [each for each in _verifiers(available=await is_there_a_cpu_node(tx)) if each.name == name]
         if not found:
             raise _no_service(name)
         return found[0]
@@ -95,6 +100,14 @@ def _must_administer(caller: Caller) -> None:
 def _no_service(name: str) -> NotFound:
     message = f"there is no reward service {name!r}"
     return NotFound(message, errors=[FieldError(field="name", message=message)])
+
+
+def _verifiers(*, available: bool) -> list[RewardService]:
+    """They run on any CPU node, and on no device."""
+    return [
+        RewardService(name=name, kind=name, model="a program in a sandbox", available=available, nodes=[])
+        for name in VERIFIERS
+    ]
 
 
 def _services(said: Sequence[Row], wishes: Sequence[Row]) -> list[RewardService]:

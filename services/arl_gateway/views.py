@@ -5,13 +5,18 @@ from base64 import b64encode
 from datetime import datetime
 from hashlib import blake2b
 
+from pydantic import TypeAdapter, ValidationError
+
 from arl_core.states import State
 from arl_store.tx import Row
 from arl_wire.actions import Action, ActionResult, OutputStream, Times
 from arl_wire.audit import Audit
 from arl_wire.nodes import Enforced, Node, NodeTemplate
+from arl_wire.scores import Score
 
 __all__ = ["action_of", "audit_of", "node_of", "version_of"]
+
+ENTRIES = TypeAdapter(list[Score])
 
 
 def action_of(row: Row) -> Action:
@@ -43,7 +48,7 @@ def action_of(row: Row) -> Action:
         settled_at=row.settled_at,
         times=_times(row),
         labels=json.loads(row.labels),
-        result=_result(row) if has_result else None,
+        result=_scored(_result(row), row.kind) if has_result else None,
     )
 
 
@@ -115,6 +120,18 @@ def _result(row: Row) -> ActionResult:
         enforcement=json.loads(row.enforcement),
         scores=json.loads(row.scores) if row.scores is not None else None,
     )
+
+
+def _scored(result: ActionResult, kind: str) -> ActionResult:
+    """A verifier is a program that puts its entries out."""
+    if kind != "score" or result.scores is not None or not result.stdout.text or result.stdout.truncated:
+        return result
+    try:
+        scores = ENTRIES.validate_json(result.stdout.text)
+    except ValidationError:
+        # It was ended in the middle of it.
+        return result
+    return result.model_copy(update={"scores": scores, "stdout": OutputStream()})
 
 
 def _stream(kept: bytes, total: int) -> OutputStream:

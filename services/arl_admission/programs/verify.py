@@ -1,0 +1,124 @@
+"""Verifiable rewards, in a sandbox: a request as JSON on standard input, an entry for each item on standard output.
+
+Whatever a text makes a verifier do, it ends: each item has a process of its own, and so many seconds. Nothing but the
+standard library is needed, except for `math`, which wants `math-verify` among the packages of the `python3` that runs.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+ITEM_S = 5.0
+LARGEST_ANSWER = 1 << 16
+
+
+class Unverifiable(Exception):
+    """There is no score: a code and a sentence."""
+
+
+def exact(text, reference):
+    return float(text.strip() == reference.strip())
+
+
+def regex(text, reference):
+    import re
+
+    try:
+        pattern = re.compile(reference, re.DOTALL)
+    except re.error as error:
+        raise Unverifiable("bad_pattern", "reference is no regular expression: %s" % error) from None
+    return float(pattern.fullmatch(text.strip()) is not None)
+
+
+def json_(text, reference):
+    """Whether it is JSON, and the same value where there is a reference."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return 0.0
+    if reference is None:
+        return 1.0
+    try:
+        wanted = json.loads(reference)
+    except (ValueError, RecursionError):
+        raise Unverifiable("bad_reference", "reference is not JSON") from None
+    return float(_same(said, wanted))
+
+
+def _same(said, wanted):
+    """1 and 1.0 are one number, and 1 and true are not the same."""
+    if isinstance(said, bool) or isinstance(wanted, bool):
+        return said is wanted
+    if isinstance(said, dict) and isinstance(wanted, dict):
+        return said.keys() == wanted.keys() and all(_same(said[key], wanted[key]) for key in said)
+    if isinstance(said, list) and isinstance(wanted, list):
+        return len(said) == len(wanted) and all(map(_same, said, wanted))
+    return said == wanted
+
+
+def math(text, reference):
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        raise Unverifiable("verifier_missing", "the node's python3 has no package math-verify") from None
+    # Its own limits raise nothing that is told apart from a wrong answer; this process's end is the limit.
+    wanted = parse(reference, parsing_timeout=None)
+    if not wanted:
+        raise Unverifiable("bad_reference", "reference has no answer that can be read")
+    return float(verify(wanted, parse(text, parsing_timeout=None), timeout_seconds=None))
+
+
+VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}
+
+
+def entry_of(kind, item):
+    try:
+        return {"score": VERIFIERS[kind](item["text"], item.get("reference"))}
+    except Unverifiable as error:
+        return _error(*error.args)
+    except Exception as error:
+        return _error("verifier_failed", "%s: %s" % (type(error).__name__, str(error)[:500]))
+
+
+def apart(kind, item, limit_s):
+    """By a process of its own, which is killed when its time is over. What it dies of is no score."""
+    if limit_s <= 0:
+        return _error("verifier_timeout", "the action's time was over before this item")
+    ours, its = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        os.write(its, json.dumps(entry_of(kind, item)).encode()[:LARGEST_ANSWER])
+        os._exit(0)
+    os.close(its)
+    try:
+        ready, _, _ = select.select([ours], [], [], limit_s)
+        content = os.read(ours, LARGEST_ANSWER) if ready else None
+    finally:
+        os.close(ours)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if content is None:
+        return _error("verifier_timeout", "it was not verified within %g s" % limit_s)
+    return json.loads(content) if content else _error("verifier_failed", "its verifier ended without an answer")
+
+
+def _error(code, message):
+    return {"error": {"code": code, "message": message}}
+
+
+def main():
+    request = json.load(sys.stdin)
+    until = time.monotonic() + request["within_s"]
+    items, kind = request["items"], request["kind"]
+    entries = [apart(kind, item, min(ITEM_S, until - time.monotonic())) for item in items]
+    sys.stdout.write(json.dumps(entries))
+    sys.stdout.flush()
+    sys.exit(0 if any("score" in entry for entry in entries) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Verifiable rewards through the whole line: in a sandbox, on a core, as any other score comes back."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from arl_tangram import AsyncTangram
+from support.postgres import Databases
+from support.system import API_KEY, System, running_system
+
+pytestmark = pytest.mark.slow
+BOMB = {"text": "a" * 40 + "!", "reference": "(a+)+"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, driver="namespaces", cores=1) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+async def scored(api: httpx.AsyncClient, service: str, *items: dict[str, str], **changed: Any) -> dict[str, Any]:
+    body = {"task": "t", "kind": "score", "service": service, "items": items} | changed
+    answer = await api.post("/v1/actions", json=body, params={"wait": 50})
+    assert answer.status_code == 200, answer.text
+    action: dict[str, Any] = answer.json()
+    return action
+
+
+async def test_answers_are_verified_on_a_core_and_in_a_sandbox(api: httpx.AsyncClient) -> None:
+    action = await scored(
+        api, "json", {"text": "[1]", "reference": "[1.0]"}, {"text": "no"}, {"text": "[1]", "reference": "("}
+    )
+    right, wrong, bad = action["result"]["scores"]
+    assert (action["outcome"], right["score"], wrong["score"]) == ("ok", 1.0, 0.0)
+    assert (bad["error"]["code"], "score" in bad) == ("bad_reference", False)
+    assert action["amounts"]["cpu_milli"] == 1000
+    assert action["result"]["enforcement"]["net_isolation"] == "enforced"
+    assert action["result"]["stdout"]["text"] == ""
+
+
+async def test_a_text_that_never_ends_is_an_error_of_its_item(api: httpx.AsyncClient) -> None:
+    action = await scored(api, "regex", BOMB, timeout_s=1.0)
+    assert action["outcome"] == "user_error"
+    assert action["result"]["scores"][0]["error"]["code"] == "verifier_timeout"
+
+
+async def test_a_verifier_without_its_library_gives_no_zero(api: httpx.AsyncClient) -> None:
+    """Where the sandbox's python3 has the library, there is a score, and it is right."""
+    action = await scored(api, "math", {"text": "$0.5$", "reference": "$\\frac{1}{2}$"})
+    [entry] = action["result"]["scores"]
+    assert entry.get("score", 1.0) == 1.0
+    assert ("score" in entry) != (entry.get("error", {}).get("code") == "verifier_missing")
+
+
+async def test_what_a_verifier_does_not_take_is_refused(api: httpx.AsyncClient) -> None:
+    body = {"task": "t", "kind": "score", "service": "exact", "items": [{"text": "a"}]}
+    answer = await api.post("/v1/actions", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "items.0.reference")
+
+
+async def test_the_sdk_scores_with_a_verifier_as_with_any_service(api: httpx.AsyncClient, system: System) -> None:
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        assert "exact" in {service.name for service in await tangram.services() if service.available}
+        assert [entry.score for entry in await tangram.score("exact", [("a", "a"), ("a", "b")])] == [1.0, 0.0]

@@ -1,0 +1,85 @@
+"""The program of verifiable rewards, by itself: what is right, what is wrong, and what is neither."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import arl_admission.programs
+
+PROGRAM = Path(arl_admission.programs.__file__).with_name("verify.py")
+CATASTROPHIC = {"text": "a" * 40 + "!", "reference": "(a+)+"}
+
+
+def verified(kind: str, *items: dict[str, str], within_s: float = 30.0) -> list[dict[str, Any]]:
+    request = json.dumps({"kind": kind, "items": items, "within_s": within_s})
+    done = subprocess.run([sys.executable, PROGRAM], input=request, capture_output=True, text=True, check=False)
+    entries: list[dict[str, Any]] = json.loads(done.stdout)
+    assert done.returncode == (0 if any("score" in entry for entry in entries) else 1)
+    return entries
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reference", "score"),
+    [
+        ("exact", " 42\n", "42", 1.0),
+        ("exact", "42.", "42", 0.0),
+        ("regex", "The answer is 42", r".*\b42", 1.0),
+        ("regex", "The answer is 421", r".*\b42", 0.0),
+        ("json", '{"a": [1, 2.0]}', '{"a": [1.0, 2]}', 1.0),
+        ("json", '{"a": true}', '{"a": 1}', 0.0),
+        ("json", "no", "{}", 0.0),
+        ("json", "[" * 100_000, "[]", 0.0),
+    ],
+)
+def test_a_verdict_is_one_or_zero(kind: str, text: str, reference: str, score: float) -> None:
+    assert verified(kind, {"text": text, "reference": reference}) == [{"score": score}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "code"),
+    [
+        ("regex", {"text": "a", "reference": "("}, "bad_pattern"),
+        ("json", {"text": "1", "reference": "no"}, "bad_reference"),
+    ],
+)
+def test_what_cannot_be_verified_is_no_zero(kind: str, item: dict[str, str], code: str) -> None:
+    [entry] = verified(kind, item)
+    assert (entry["error"]["code"], "score" in entry) == (code, False)
+
+
+@pytest.mark.slow
+def test_a_pattern_that_never_ends_is_an_error_of_its_item_and_not_of_the_next() -> None:
+    bomb, good = verified("regex", CATASTROPHIC, {"text": "a", "reference": "a"}, within_s=60)[:2]
+    assert bomb["error"]["code"] == "verifier_timeout"
+    assert good == {"score": 1.0}
+
+
+def test_what_there_is_no_time_for_says_so() -> None:
+    bomb, late = verified("regex", CATASTROPHIC, {"text": "a", "reference": "a"}, within_s=0.2)
+    assert [each["error"]["code"] for each in (bomb, late)] == ["verifier_timeout"] * 2
+
+
+@pytest.mark.slow
+class TestMath:
+    @pytest.fixture(autouse=True)
+    def _needs_math_verify(self) -> None:
+        pytest.importorskip("math_verify")
+
+    @pytest.mark.parametrize(
+        ("text", "reference", "score"),
+        [
+            ("so it is $\\frac{1}{2}$", "$0.5$", 1.0),
+            ("\\boxed{x^2 + 2x + 1}", "$(x+1)^2$", 1.0),
+            ("the answer is $41$", "$42$", 0.0),
+            ("I don't know", "$42$", 0.0),
+        ],
+    )
+    def test_answers_are_compared_as_expressions(self, text: str, reference: str, score: float) -> None:
+        assert verified("math", {"text": text, "reference": reference}) == [{"score": score}]
+
+    def test_a_reference_without_an_answer_is_an_error(self) -> None:
+        assert verified("math", {"text": "$1$", "reference": "nothing"})[0]["error"]["code"] == "bad_reference"
