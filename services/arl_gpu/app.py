@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.manager import Manager
 from arl_gpu.routes import add_hops
-from arl_gpu.services import available
+from arl_gpu.services import available, own
 from arl_gpu.settings import GpuSettings
 from arl_gpu.worker import Config
 from arl_gpu.worker_client import Worker
@@ -30,7 +30,7 @@ def build(settings: GpuSettings) -> FastAPI:
     peers = Peers(settings.service_token.get_secret_value())
     notifier = Notifier(url, name="gpu")
     metrics = metrics_of("gpu", store)
-    files = available(settings.services)
+    files = [*available(settings.services), *own(settings.callables)]
     config = Config(
         services={each.name: each.spec for each in files},
         device_mib=settings.device_mib,

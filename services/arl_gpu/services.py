@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HEAD", "KNOWN", "ServiceFiles", "Wish", "available", "registered", "wheel_directory"]
+__all__ = ["HEAD", "KNOWN", "ServiceFiles", "Wish", "available", "own", "registered", "wheel_directory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,8 @@ class ServiceFiles:
     kind: str
     package: str
     directory: Path
-    max_tokens: int
-    """Of a text; the rest is cut off, as sentence-transformers does it."""
+    max_tokens: int | None
+    """Of a text; the rest is cut off, as sentence-transformers does it. None where nobody counts."""
     options: Mapping[str, Any] = field(default_factory=dict)
     is_registered: bool = False
     """By an operator; others come along."""
@@ -89,6 +89,16 @@ def available(names: Iterable[str]) -> list[ServiceFiles]:
             )
             found.append(files)
     return found
+
+
+def own(paths: Mapping[str, str]) -> list[ServiceFiles]:
+    """Functions of the operator's, as `module:callable` by the name of the service."""
+    return [
+        ServiceFiles(
+            name=name, kind="python", package=path, directory=Path(), max_tokens=None, options={"callable": path}
+        )
+        for name, path in paths.items()
+    ]
 
 
 def registered(wish: Wish, models: Path | None) -> ServiceFiles | None:

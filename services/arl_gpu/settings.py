@@ -11,6 +11,8 @@ from arl_core.eviction import Eviction
 from arl_gpu.host_memory import limit_bytes
 from arl_gpu.services import KNOWN
 from arl_manager.settings import ManagerSettings
+from arl_wire.kinds import VERIFIERS
+from arl_wire.scores import ServiceName
 
 __all__ = ["GpuSettings"]
 
@@ -19,6 +21,9 @@ class GpuSettings(ManagerSettings):
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
     services: Annotated[tuple[str, ...], NoDecode] = Field(
         default=tuple(KNOWN), description="Offered where their package is installed; names with commas between them"
+    )
+    callables: dict[ServiceName, str] = Field(
+        default_factory=dict, description="Functions that score, `module:callable` by name, as a JSON object"
     )
     models: Path | None = Field(
         default=None, description="Directory below which the sources of registered services lie; without it none is"
@@ -53,6 +58,15 @@ class GpuSettings(ManagerSettings):
         if isinstance(services, str):
             return tuple(dict.fromkeys(name for part in services.split(",") if (name := part.strip())))
         return services
+
+    @field_validator("callables")
+    @classmethod
+    def _are_callables(cls, callables: dict[str, str]) -> dict[str, str]:
+        if taken := callables.keys() & (KNOWN.keys() | VERIFIERS.keys()):
+            raise ValueError(f"{', '.join(sorted(taken))}: these names are taken by services that come along")
+        if wrong := [path for path in callables.values() if path.count(":") != 1 or "" in path.split(":")]:
+            raise ValueError(f"{', '.join(sorted(wrong))}: write module:callable")
+        return callables
 
     @field_validator("services")
     @classmethod

@@ -35,6 +35,7 @@ _LIMITS = {
     "gpu": (
         "TANGRAM_SERVICES",
         "TANGRAM_MODELS",
+        "TANGRAM_CALLABLES",
         "TANGRAM_SLOTS",
         "TANGRAM_DEVICE_MIB",
         "TANGRAM_DEVICE_THREADS",

@@ -48,6 +48,12 @@ def _logprobs(directory: Path, options: Mapping[str, Any]) -> Model:
     return LogProbs(directory, options)
 
 
+def _own(directory: Path, options: Mapping[str, Any]) -> Model:
+    from arl_gpu.kinds.callable import Own
+
+    return Own(options["callable"])
+
+
 MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Model]] = {
     "similarity": _similarity,
     "relevance": _similarity,
@@ -55,4 +61,5 @@ MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Model]] = {
     "sequence-classifier": _sequence_classifier,
     "reranker": _sequence_classifier,
     "logprobs": _logprobs,
+    "python": _own,
 }

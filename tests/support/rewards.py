@@ -1,0 +1,29 @@
+"""Functions that a node's settings could name."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["length", "length_later"]
+
+
+def length(item: Mapping[str, Any]) -> Any:
+    """Of the text; texts that say what to do have it done."""
+    match item["text"]:
+        case "raise":
+            raise LookupError("as it was asked")
+        case "nothing":
+            return None
+        case "nan":
+            return float("nan")
+        case "details":
+            return {"score": 7, "details": {"why": "asked"}}
+        case "large":
+            return {"score": 7, "details": {"why": "x" * (1 << 20)}}
+        case text:
+            return len(text)
+
+
+async def length_later(item: Mapping[str, Any]) -> Any:
+    await asyncio.sleep(0)
+    return length(item)
