@@ -3,10 +3,12 @@
 from fastapi import APIRouter, Request, Response
 
 from arl_gateway.called import CalledRoute, unless_gone
+from arl_gateway.offered import Offered
 from arl_gateway.routes import ANY, BODY, Writer, trace_of, written
 from arl_gateway.scores import Ask, Scores
 from arl_kit.app import documented
 from arl_wire.errors import ServiceUnknown
+from arl_wire.kinds import VERIFIERS
 from arl_wire.scoring import ScoreAnswer, ScoreRequest
 
 __all__ = ["router"]
@@ -27,6 +29,8 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     was not computed.
     """
     scores: Scores = request.app.state.scores
+    offered: Offered = request.app.state.offered
+    kind = next((each.kind for each in await offered.services() if each.name == body.service), None)
     ask = Ask(
         service=body.service,
         items=body.items,
@@ -35,6 +39,7 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
         step=body.step,
         priority=body.priority,
         within_s=body.within_s,
+        alone=kind in VERIFIERS,
     )
     scored = await unless_gone(request, scores.score(ask, caller, trace_of(request)))
     return written(ScoreAnswer(action=scored.action, first=scored.first, scores=list(scored.entries)), response)

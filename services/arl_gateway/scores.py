@@ -42,6 +42,8 @@ class Ask:
     step: int | None = None
     priority: int = 0
     within_s: float = 55.0
+    alone: bool = False
+    """At once and by itself: cores work beside each other, and a device takes a batch at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,12 @@ class Scores:
             call.flight.task.cancel()
 
     def _go_on(self, lane: _Lane) -> None:
-        while lane.waiting and lane.flights < self._flights:
+        while lane.waiting and (lane.flights < self._flights or lane.waiting[0].ask.alone):
             lane.flights += 1
-            flight = _Flight(_together(lane.waiting, lambda call: call.ask.items))
+            alone = lane.waiting[0].ask.alone
+            flight = _Flight(
+                [lane.waiting.popleft()] if alone else _together(lane.waiting, lambda call: call.ask.items)
+            )
             for call in flight.calls:
                 call.flight = flight
             flight.task = asyncio.create_task(self._fly(lane, flight), name="scores")

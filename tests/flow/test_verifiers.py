@@ -1,5 +1,6 @@
 """Verifiable rewards through the whole line: in a sandbox, on a core, as any other score comes back."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -67,3 +68,15 @@ async def test_the_sdk_scores_with_a_verifier_as_with_any_service(api: httpx.Asy
     async with AsyncTangram(system.url, API_KEY) as tangram:
         assert "exact" in {service.name for service in await tangram.services() if service.available}
         assert [entry.score for entry in await tangram.score("exact", [("a", "a"), ("a", "b")])] == [1.0, 0.0]
+
+
+async def test_calls_that_wait_for_it_are_actions_beside_each_other(api: httpx.AsyncClient) -> None:
+    async def call(text: str) -> tuple[str, float]:
+        item = {"text": text, "reference": "x"}
+        answer = await api.post("/v1/scores", json={"service": "exact", "task": "beside", "items": [item]})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["action"], answer.json()["scores"][0]["score"]
+
+    found = await asyncio.gather(*(call(text) for text in "xyxy"))
+    assert [score for _, score in found] == [1.0, 0.0, 1.0, 0.0]
+    assert len({action for action, _ in found}) == 4

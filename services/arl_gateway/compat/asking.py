@@ -13,6 +13,7 @@ from arl_gateway.compat.places import Place
 from arl_gateway.routes import trace_of
 from arl_gateway.scores import Ask, Scores, parts
 from arl_wire.errors import TooManyRequests, Unavailable
+from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import Score, ScoreItem
 
 __all__ = ["CompatRoute", "answered", "score"]
@@ -58,6 +59,7 @@ def _ask(items: Sequence[ScoreItem], place: Place, within_s: float) -> Ask:
         trajectory=place.trajectory,
         step=place.step,
         within_s=within_s,
+        alone=place.service.kind in VERIFIERS,
     )
 
 
