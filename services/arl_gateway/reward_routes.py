@@ -24,13 +24,13 @@ async def _rewards(request: Request) -> Rewards:
 RewardsDep = Annotated[Rewards, Depends(_rewards)]
 
 
-@router.get("/services", operation_id="list_services", responses=documented(*ANY))
+@router.get("/services", operation_id="list_services", response_model_exclude_none=True, responses=documented(*ANY))
 async def list_services(caller: Reader, rewards: RewardsDep) -> RewardServiceList:
     """The reward services that nodes offer, with where their weights are and what they do."""
     return await rewards.list()
 
 
-@router.get("/services/{name}", operation_id="get_service", responses=documented(*ANY, NotFound))
+@router.get("/services/{name}", operation_id="get_service", response_model_exclude_none=True, responses=documented(*ANY, NotFound))
 async def get_service(name: ServiceName, caller: Reader, rewards: RewardsDep) -> RewardService:
     """One reward service."""
     return await rewards.get(name)

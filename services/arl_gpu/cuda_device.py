@@ -61,12 +61,16 @@ class _Event:
 class CudaDevice:
     """Answers `arl_gpu.device.Device`. `capacity`: bytes for weights, by default most of what is free.
 
-    Raises `DeviceFull` where the reservation can't be made.
+    Raises `LookupError` where there is none, and `DeviceFull` where the reservation can't be made.
     """
 
     kind = "cuda"
 
     def __init__(self, index: int = 0, *, capacity: int | None = None) -> None:
+        if index >= torch.cuda.device_count():
+            raise LookupError(
+                f"there is no cuda:{index}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
+            )
         self._index = index
         torch.cuda.set_device(index)
         free, _ = torch.cuda.mem_get_info(index)
