@@ -40,7 +40,8 @@ $(TORCH)/.ready: constraints.txt $(VENV)/.ready
 	@touch $@
 
 test-torch: $(TORCH)/.ready
-	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py tests/unit/test_hugging_face.py tests/contract/test_trl.py
+	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py tests/unit/test_hugging_face.py \
+		tests/unit/test_quality.py tests/contract/test_trl.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -75,6 +75,20 @@ def test_a_scalar_reward_is_the_same_in_any_company_and_from_any_copy_of_its_wei
     assert "values" not in together[0]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_results_are_the_same(classifier: Path, teacher: Path) -> None:
+    """To 1e-3: other kernels add in another order, and may use TF32."""
+    for kind, directory, items in (
+        ("sequence-classifier", classifier, [{"text": text} for text in TEXTS]),
+        ("logprobs", teacher, [{"token_ids": ids} for ids in TOKENS]),
+    ):
+        model = model_of(kind, directory)
+        there = torch.frombuffer(bytearray(model.weights.content), dtype=torch.uint8).to("cuda")
+        for here, far in zip(scored(model, items), model.score(items, there).entries, strict=True):
+            assert far["score"] == pytest.approx(here["score"], abs=1e-3)
+
+
 def test_another_content_is_what_is_computed_from(reward: Path) -> None:
     model = model_of("sequence-classifier", reward)
     zeros = memoryview(bytearray(len(model.weights.content)))

@@ -72,3 +72,15 @@ def test_without_activation_the_score_is_the_raw_logit(models: dict[str, Model])
 def scores_of(model: Model, texts: list[str]) -> Any:
     entries = model.score([{"text": text} for text in texts], model.weights.content).entries
     return np.array([entry["score"] for entry in entries])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_bytes_of_torch_are_computed_from_where_they_are(models: dict[str, Model], device: str) -> None:
+    torch = pytest.importorskip("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for name, item in (("quality", {"text": GOOD}), ("relevance", {"text": GOOD, "reference": "sorting"})):
+        content = models[name].weights.content
+        elsewhere = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+        [here], [there] = (models[name].score([item], each).entries for each in (content, elsewhere))
+        assert there["score"] == pytest.approx(here["score"], abs=1e-4)

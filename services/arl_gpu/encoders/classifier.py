@@ -26,17 +26,23 @@ class Classifier(Encoder):
         texts = [str(item["text"]) for item in items]
         encoded = self.encode(texts, content)
         arrays = self.weights.arrays(content)
-        return encoded.scored([self._entry(text, encoded, arrays) for text in texts])
+        head = {name: _on_host(arrays[name]) for name in ("head.weight", "head.bias")}
+        return encoded.scored([self._entry(text, encoded, head) for text in texts])
 
-    def _entry(self, text: str, encoded: Encoded, arrays: Mapping[str, Any]) -> Entry:
+    def _entry(self, text: str, encoded: Encoded, head: Mapping[str, Any]) -> Entry:
         if encoded.tokens[text].is_empty:
             return empty("text", "judge")
-        logits = arrays["head.weight"] @ encoded.vectors[text] + arrays["head.bias"]
+        logits = head["head.weight"] @ encoded.vectors[text] + head["head.bias"]
         values = [float(value) for value in (_activated(logits) if self._activation else logits)]
         if not np.isfinite(values).all():
             return failed("not_finite", "the model's output is not a number")
         entry: Entry = {"score": values[-1], "truncated": encoded.tokens[text].truncated}
         return entry | ({"values": values} if len(values) > 1 else {})
+
+
+def _on_host(array: Any) -> Any:
+    """A few numbers, wherever they are."""
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
 def _activated(logits: Any) -> Any:

@@ -1,5 +1,6 @@
 """A model's weights in one flat piece of host memory, and the same arrays wherever those bytes are."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ class _Place:
     offset: int
     shape: tuple[int, ...]
 
+    def of_tensor(self, flat: Any) -> Any:
+        """Of bytes on some device of torch's."""
+        from torch import float32  # where there is such a tensor, there is torch
+
+        return flat[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
+
 
 @dataclass(slots=True)
 class FlatWeights:
@@ -31,7 +38,9 @@ class FlatWeights:
     places: Mapping[str, _Place]
 
     def arrays(self, content: Any) -> dict[str, Array]:
-        """Views of `content`, which is this one or a copy of it elsewhere."""
+        """Views of `content`, which is this one or a copy of it elsewhere: tensors, where it is one of torch."""
+        if not isinstance(content, memoryview | bytearray):
+            return {name: place.of_tensor(content) for name, place in self.places.items()}
         return {
             name: np.frombuffer(content, np.float32, int(np.prod(place.shape)), place.offset).reshape(place.shape)
             for name, place in self.places.items()
