@@ -113,6 +113,15 @@ class TestScores:
         assert (done.stdout.partition(":")[0], done.returncode) == ("empty_text", EXIT_FAILED)
         assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE
 
+    def test_services_are_registered_changed_and_removed(self, machine: Machine) -> None:
+        machine.cli("services", "register", "reward", "sequence-classifier", "rewards/one", "--dtype", "bfloat16")
+        assert "on no node yet" in machine.cli("services", "list").stdout
+        assert "drained" in machine.cli("services", "drain", "reward").stdout
+        assert "drained" not in machine.cli("services", "resume", "reward").stdout
+        machine.cli("services", "remove", "reward")
+        for arguments in (("load", "reward"), ("remove", "minilm"), ("register", "x", "no-kind", "y")):
+            assert machine.cli("services", *arguments, check=False).returncode == EXIT_USAGE
+
     def test_services_say_where_they_are(self, machine: Machine) -> None:
         services = json.loads(machine.cli("services", "list", "-o", "json").stdout)["items"]
         offered = {service["name"] for service in services if service["available"]}

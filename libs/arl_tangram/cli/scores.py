@@ -75,11 +75,11 @@ def register_service(
     """Offer a model on every node that has its files."""
     options = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
     given = {"name": name, "kind": kind, "source": source, "options": options}
-    try:
-        wanted = RegisterService.model_validate(given)
-    except ValidationError as error:
-        raise failed_validation(error) from None
     with connected(directory) as tangram:
+        try:
+            wanted = RegisterService.model_validate(given)
+        except ValidationError as error:
+            raise failed_validation(error) from None
         _show(tangram.register_service(wanted), output)
 
 
