@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.slow
+
+PEER = b"bench/peers/openrlhf_style.py"
 
 
 def bench(*arguments: str) -> dict[str, Any]:
@@ -18,6 +21,14 @@ def bench(*arguments: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(done.stdout)
     assert {"name", "machine", "load", "versions", "repeats", "figures", "samples"} <= document.keys()
     return document
+
+
+def content(path: Path) -> bytes:
+    """Nothing of a process that has ended meanwhile."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_overhead_measures_rates_costs_and_idle_starts() -> None:
@@ -70,14 +81,21 @@ def test_exec_measures_execs_beside_plain_processes_and_loses_none() -> None:
     assert figures["lost_at_1000"] == figures["left_after_destroy"] == 0
 
 
-def test_reward_measures_scores_beside_their_forward_and_finds_them_right() -> None:
-    document = bench("reward", "--repeats", "1", "--seconds", "1", "--clients", "8", "--items", "4")
-    figures = document["figures"]
+def test_reward_measures_scores_beside_their_forward_and_beside_a_server_of_others_and_finds_them_right() -> None:
+    sizes = ("--repeats", "1", "--seconds", "1", "--clients", "8", "--items", "4")
+    document = bench("reward", *sizes, "--peer", "openrlhf")
+    figures, samples = document["figures"], document["samples"]
     for form in ("single", "batch"):
         assert all(figures[f"{name}_{form}"] > 0 for name in ("scores_per_s", "forward_cpu_ms", "client_cpu_ms"))
-        assert {"gpu", "gateway", "postgres", "forward"} <= document["samples"][form][0]["cpu_ms_each"].keys()
+        assert {"gpu", "gateway", "postgres", "forward"} <= samples[form][0]["cpu_ms_each"].keys()
+    for lengths in ("uniform", "mixed"):
+        assert figures[f"over_best_{lengths}"] == figures[f"over_openrlhf_1_{lengths}"] > 0
+        assert all(figures[f"{name}_openrlhf_1_{lengths}"] > 0 for name in ("scores_per_s", "cpu_ms", "memory_mib"))
     assert figures["max_abs_error"] < 1e-4
-    assert figures["wrong_answers"] == figures["lost"] == 0
+    assert figures["max_abs_error_peers"] < 1e-4
+    assert all(figures[name] == 0 for name in ("wrong_answers", "lost", "wrong_answers_peers", "lost_peers"))
+    assert samples["absent"] == {}
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if PEER in content(path)]
 
 
 def test_restore_measures_copies_beside_plain_ones_on_any_device() -> None:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from arl_core.states import Outcome
+from arl_tangram.bench.memory import proportional_mib
 from arl_tangram.bench.own_system import OwnSystem, own_system
 from arl_tangram.client import AsyncTangram
 from arl_tangram.leftovers import Leftovers
@@ -122,7 +123,7 @@ def _charged_mib(system: OwnSystem) -> tuple[float, str]:
             if (tree / name).exists():
                 return sum(int(path.read_text()) for path in tree.glob(f"*/{name}")) / MIB, name
     pids = _descendants(system.processes()["cpu-launcher"])
-    return sum(map(_proportional_mib, pids)), "Pss"
+    return sum(map(proportional_mib, pids)), "Pss"
 
 
 def _descendants(root: int) -> list[int]:
@@ -134,11 +135,6 @@ def _descendants(root: int) -> list[int]:
         found += map(int, children)
         left += map(int, children)
     return found
-
-
-def _proportional_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def _true(trajectory: str, memory_mib: int) -> SubmitAction:

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -29,7 +29,7 @@ from arl_tangram.rewards import score_action
 from arl_wire.actions import Action
 from arl_wire.errors import Unavailable
 
-__all__ = ["Sizes", "run_reward"]
+__all__ = ["MOST_WRONG", "SERVICE", "TASK", "TOLERANCE", "Sizes", "direct", "run_reward"]
 
 SERVICE = "minilm"
 TASK = "reward"
@@ -49,6 +49,8 @@ class Sizes:
     clients: int = 32
     items: int = 32
     """In one call of the second measurement."""
+    threads: int = 1
+    """Of a forward, beside servers of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +157,14 @@ def _pair(number: int) -> tuple[str, str]:
     return f"Question {number}: the sum of both terms is {7 * number + 3}.", f"{7 * number + 3} is the right answer."
 
 
-def _direct(numbers: Sequence[int]) -> dict[int, float | None]:
+def direct(pairs: Mapping[int, tuple[str, str]]) -> dict[int, float | None]:
+    """The score of each by the service's forward alone, in a process of its own. Raises `Unavailable`."""
     command = [sys.executable, "-P", "-m", "arl_gpu.direct", SERVICE]
-    asked = json.dumps([_pair(number) for number in numbers])
+    asked = json.dumps(list(pairs.values()))
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(done.stderr.strip())
-    return dict(zip(numbers, json.loads(done.stdout), strict=True))
+    return dict(zip(pairs, json.loads(done.stdout), strict=True))
 
 
 def _figures(rows: dict[str, list[_Rate]]) -> dict[str, float]:
@@ -169,7 +172,7 @@ def _figures(rows: dict[str, list[_Rate]]) -> dict[str, float]:
     answered = {
         answer.first + at: score for rate in rates for answer in rate.answers for at, score in enumerate(answer.scores)
     }
-    right = _direct(list(answered))
+    right = direct({number: _pair(number) for number in answered})
     errors = [_error(score, right[number]) for number, score in answered.items()]
     figures = {
         "max_abs_error": max(errors, default=MOST_WRONG),

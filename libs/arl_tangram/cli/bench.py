@@ -23,6 +23,7 @@ from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.headline import HEADLINE, headline
 from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.own_system import NoSandbox
+from arl_tangram.bench.peer_servers import PeerName, peers_directory
 from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.bench.tracing import run_tracing
@@ -176,19 +177,30 @@ def density(
 @group.command()
 def reward(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all are measured.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each.")] = 10,
     clients: Annotated[int, typer.Option(min=1, help="At once.")] = 32,
     items: Annotated[int, typer.Option(min=1, max=256, help="In one call of the second measurement.")] = 32,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside all servers of others, too.")] = False,
+    peer: Annotated[list[PeerName] | None, typer.Option(help="Beside this one, too; may be given again.")] = None,
+    peers_dir: Annotated[Path | None, typer.Option(help="They are installed there; ~/.cache/tangram/peers.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of a forward, beside others.")] = 1,
 ) -> None:
     """Scores a second, and what one costs beside its forward: one item a call and many, on a system of its own."""
-    sizes = reward_.Sizes(repeats=repeats, seconds=seconds, clients=clients, items=items)
+    from arl_tangram.bench import reward_peers  # aiohttp comes with it
+
+    sizes = reward_.Sizes(repeats=repeats, seconds=seconds, clients=clients, items=items, threads=threads)
+    names = list(PeerName) if peers else peer or []
     try:
-        figures, samples = reward_.run_reward(sizes, lambda line: stderr.print(line, markup=False))
+        figures, samples = reward_.run_reward(sizes, _say)
+        if names:
+            beside, found = reward_peers.run_peers(sizes, names, peers_dir or peers_directory(), _say)
+            figures, samples = figures | beside, samples | found
     except TangramError as error:
         fail(str(error))
-    _print(document("reward", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
-    if figures["wrong_answers"] or figures["lost"]:
+    load = asdict(sizes) | {"peers": names}
+    _print(document("reward", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    if any(count for name, count in figures.items() if name.startswith(("wrong_answers", "lost"))):
         raise typer.Exit(EXIT_FAILED)
 
 

