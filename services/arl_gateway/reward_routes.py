@@ -30,7 +30,12 @@ async def list_services(caller: Reader, rewards: RewardsDep) -> RewardServiceLis
     return await rewards.list()
 
 
-@router.get("/services/{name}", operation_id="get_service", response_model_exclude_none=True, responses=documented(*ANY, NotFound))
+@router.get(
+    "/services/{name}",
+    operation_id="get_service",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, NotFound),
+)
 async def get_service(name: ServiceName, caller: Reader, rewards: RewardsDep) -> RewardService:
     """One reward service."""
     return await rewards.get(name)
@@ -40,6 +45,7 @@ async def get_service(name: ServiceName, caller: Reader, rewards: RewardsDep) ->
     "/services",
     status_code=201,
     operation_id="register_service",
+    response_model_exclude_none=True,
     dependencies=JSON_BODY,
     responses=documented(*ANY, *BODY, Conflict),
 )
@@ -48,7 +54,12 @@ async def register_service(body: RegisterService, caller: AdminWriter, rewards: 
     return await rewards.register(body, caller)
 
 
-@router.post("/services/{name}:{verb}", operation_id="change_service", responses=documented(*ANY, NotFound))
+@router.post(
+    "/services/{name}:{verb}",
+    operation_id="change_service",
+    response_model_exclude_none=True,
+    responses=documented(*ANY, NotFound),
+)
 async def change_service(
     name: ServiceName, verb: ServiceVerb, caller: AdminWriter, rewards: RewardsDep
 ) -> RewardService:
