@@ -7,11 +7,12 @@ says whose each item is, and a call that fails by itself takes no other with it.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from arl_core.states import Outcome
@@ -25,6 +26,8 @@ from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem
 __all__ = ["Ask", "Scored", "Scores", "parts"]
 
 Each = TypeVar("Each")
+
+log = logging.getLogger(__name__)
 
 RETRIES = 2
 """Of an action after an infra_error: a score may always be computed again."""
@@ -147,9 +150,7 @@ class Scores:
             )
             for call in flight.calls:
                 call.flight = flight
-            flight.task = asyncio.create_task(self._fly(lane, flight), name="scores")
-            self._tasks.add(flight.task)
-            flight.task.add_done_callback(self._tasks.discard)
+            flight.task = self._in_background(self._fly(lane, flight))
 
     async def _fly(self, lane: _Lane, flight: _Flight) -> None:
         try:
@@ -169,8 +170,9 @@ class Scores:
         except ValidationFailed as error:
             if len(calls) == 1:
                 _fail(calls, error)
-            for call in calls if len(calls) > 1 else ():
-                await self._answer([call])
+            else:
+                # Beside each other: what one client gets wrong must not hold up the others.
+                await asyncio.gather(*(self._answer([call]) for call in calls if not call.answer.done()))
         except Exception as error:  # noqa: BLE001 - it is handed to everyone whose items these are
             _fail(calls, error)
         else:
@@ -179,24 +181,43 @@ class Scores:
     async def _settled(self, calls: Sequence[_Call]) -> Action:
         """Raises what admission refuses with. Where nobody waits any more this is cancelled, and the action with it."""
         caller = calls[0].caller
-        admitted = await self._admitted(calls, caller)
+        admitting = asyncio.ensure_future(self._admitted(calls, caller))
+        try:
+            admitted = await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            # It may be durable by now, and nobody would know its name.
+            self._in_background(self._cancel_admitted(admitting, caller))
+            raise
         try:
             action = await self._actions.outcome(admitted, caller, wait_s=LOOK_S)
             while action.settled_at is None:
                 action = await self._actions.get(admitted.id, caller, wait_s=LOOK_S)
         except BaseException:
-            await asyncio.shield(self._actions.cancel(admitted.id, caller))
+            self._in_background(self._cancel_admitted(admitting, caller))
             raise
         return action
+
+    async def _cancel_admitted(self, admitting: "asyncio.Future[Admitted]", caller: Caller) -> None:
+        try:
+            await self._actions.cancel((await admitting).id, caller)
+        except Exception as error:  # noqa: BLE001 - it was refused, or is scored for nobody
+            log.info("an action for which nobody waits was not cancelled: %s", error)
+
+    def _in_background(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(doing, name="scores")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _admitted(self, calls: Sequence[_Call], caller: Caller) -> Admitted:
         """Held back while the queue is full: for whoever waits here, a refusal would only be more requests."""
         asked_for = [_asked_for(call) for call in calls]
-        while True:
+        while any(not call.answer.done() for call in calls):
             try:
                 return await self._actions.admit(_action(calls), caller, trace=calls[0].trace, asked_for=asked_for)
             except QueueFull as full:
                 await asyncio.sleep(full.retry_after_s or 1)
+        raise Unavailable("nobody waits for it any more")
 
 
 def parts(items: Sequence[ScoreItem]) -> list[Sequence[ScoreItem]]:

@@ -110,6 +110,28 @@ class TestOpenRlhf:
         answer = await api.post("/get_reward", json={"query": ["x"], "prompts": [], "labels": ["x"]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "prompts")
 
+    async def test_tokens_that_end_an_answer_are_no_part_of_it(self, api: httpx.AsyncClient) -> None:
+        body = {"query": [f"Q: {TEXTS[0]}<|im_end|>\n"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
+        said = await json_of(api, "/services/minilm/get_reward", body)
+        assert said["rewards"] == [about(COSINES[0, 1])]
+
+
+BAD = [
+    ("/classify", {"messages": []}, "messages"),
+    ("/classify", {"input": "x" * (65 << 10)}, "input"),
+    ("/services/quality/slime/reward", {"prompt": [{"role": "user", "content": "?"}], "response": "\0"}, "response"),
+    ("/services/minilm/verify", {"response": {"output": None}, "label": "x"}, "items.0"),
+    ("/services/minilm/verify", {"response": {"output": ["x"], "content": 5}, "label": "x"}, "items.0"),
+    ("/services/exact/get_reward", {"query": ["x"], "prompts": ["y"], "labels": ["x"]}, "query.0"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), BAD)
+async def test_what_cannot_be_is_refused_by_its_name(api: httpx.AsyncClient, path: str, body: Any, field: str) -> None:
+    answer = await api.post(path, json=body)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["errors"][0]["field"] == field
+
 
 class TestWhose:
     async def test_all_of_it_may_be_in_the_address(self, system: System, api: httpx.AsyncClient) -> None:

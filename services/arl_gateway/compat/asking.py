@@ -11,7 +11,7 @@ from arl_gateway.auth import Caller
 from arl_gateway.called import CalledRoute, unless_gone
 from arl_gateway.compat.places import Place
 from arl_gateway.routes import trace_of
-from arl_gateway.scores import Ask, Scores, parts
+from arl_gateway.scores import Ask, Scored, Scores, parts
 from arl_wire.errors import TooManyRequests, Unavailable
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import Score, ScoreItem
@@ -46,9 +46,19 @@ async def score(
     asks = [_ask(part, place, within_s) for part in parts(items)]
     if not asks:
         return []
-    scored = await unless_gone(request, asyncio.gather(*(scores.score(ask, caller, trace) for ask in asks)))
+    scored = await unless_gone(request, _all([scores.score(ask, caller, trace) for ask in asks]))
     response.headers[ACTION] = f"{scored[0].action};first={scored[0].first}"
     return [entry for each in scored for entry in each.entries]
+
+
+async def _all(scoring: Sequence[Coroutine[Any, Any, Scored]]) -> Sequence[Scored]:
+    """None goes on where one failed. Raises what the first one raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in scoring]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _ask(items: Sequence[ScoreItem], place: Place, within_s: float) -> Ask:

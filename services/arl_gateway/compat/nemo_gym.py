@@ -19,7 +19,8 @@ __all__ = ["router"]
 
 LABELS = ("expected_answer", "label", "ground_truth", "answer")
 """Fields of datasets that say what is right, in the order in which they are looked for."""
-VERIFIERS = ("math", "exact", "regex", "json")
+KINDS = ("classifier", "sequence-classifier")
+"""Where none is named; verifiers are."""
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
@@ -36,7 +37,7 @@ class VerifyRequest(BaseModel):
 @router.post("/verify", operation_id="nemo_gym_verify", response_model=None, responses=DOCUMENTED)
 async def verify(body: VerifyRequest, caller: Writer, request: Request, response: Response) -> Response:
     """NeMo-Gym's verification of a rollout: the body that came, with its `reward`."""
-    place = await place_of(request, VERIFIERS)
+    place = await place_of(request, KINDS)
     item = item_of(place.service.kind, _sample(body), field="response")
     (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
     return answered({**body.model_dump(mode="json"), "reward": number_of(entry, 0)}, response)
@@ -44,10 +45,10 @@ async def verify(body: VerifyRequest, caller: Writer, request: Request, response
 
 def _sample(body: VerifyRequest) -> Sample:
     """The text of the last message, and what was asked."""
-    said = [_text(each.get("content")) for each in body.response.get("output", ()) if each.get("type") == "message"]
-    asked = body.responses_create_params.get("input", "")
-    turns = asked if isinstance(asked, list) else [{"content": asked}]
-    prompt = "\n".join(_text(turn.get("content")) for turn in turns if isinstance(turn, dict))
+    output = _dicts(body.response.get("output"))
+    said = [_text(each.get("content")) for each in output if each.get("type") == "message"]
+    asked = body.responses_create_params.get("input")
+    prompt = asked if isinstance(asked, str) else "\n".join(_text(turn.get("content")) for turn in _dicts(asked))
     given = body.model_extra or {}
     label = next((given[name] for name in LABELS if given.get(name) is not None), None)
     shown = label if label is None or isinstance(label, str) else json.dumps(label)
@@ -55,6 +56,8 @@ def _sample(body: VerifyRequest) -> Sample:
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, dict))
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in _dicts(content))
+
+
+def _dicts(given: Any) -> list[dict[str, Any]]:
+    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []

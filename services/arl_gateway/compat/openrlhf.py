@@ -4,22 +4,26 @@ It sends one query a call, waits 180 s, tries five times whatever the status, an
 URLs the later ones get empty lists.
 """
 
+import re
+
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from arl_gateway.auth import Caller
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
 from arl_gateway.compat.samples import Sample, item_of, number_of
 from arl_gateway.routes import ANY, BODY, Writer
 from arl_kit.app import documented
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
+from arl_wire.kinds import VERIFIERS
 
 __all__ = ["router"]
 
 WITHIN_S = 170.0
 """Just before the client would give up: a refusal costs it one of its tries."""
 KINDS = ("classifier", "sequence-classifier")
+ENDS = re.compile(r"(?:(?:<\|[^<>|\s]{1,64}\|>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
+"""Special tokens, which OpenRLHF leaves in what it sends."""
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
@@ -46,26 +50,34 @@ class Rewards(BaseModel):
 )
 async def get_reward(body: RewardRequest, caller: Writer, request: Request, response: Response) -> Response:
     """OpenRLHF's reward model server. Held until the scores are there; never a 0 for what was not computed."""
-    return await _get_reward(body, caller, request, response)
-
-
-async def _get_reward(body: RewardRequest, caller: Caller, request: Request, response: Response) -> Response:
     place = await place_of(request, KINDS)
-    items = [item_of(place.service.kind, sample, field=f"labels.{at}") for at, sample in enumerate(_samples(body))]
+    kind = place.service.kind
+    items = [item_of(kind, sample, field=f"labels.{at}") for at, sample in enumerate(_samples(body, kind))]
     entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
     rewards = [number_of(entry, at) for at, entry in enumerate(entries)]
     truncated = [float(entry.truncated) for entry in entries]
     return answered({"rewards": rewards, "scores": rewards, "extra_logs": {"truncated": truncated}}, response)
 
 
-def _samples(body: RewardRequest) -> list[Sample]:
+def _samples(body: RewardRequest, kind: str) -> list[Sample]:
     prompts = body.prompts if body.prompts is not None else [""] * len(body.query)
     labels = body.labels if body.labels is not None else [None] * len(body.query)
     for name, given in (("prompts", prompts), ("labels", labels)):
         if len(given) != len(body.query):
-            message = f"has {len(given)} entries, and query has {len(body.query)}"
-            raise ValidationFailed(f"{name} {message}", errors=[FieldError(field=name, message=message)])
+            raise _refused(name, f"has {len(given)} entries, and query has {len(body.query)}")
+    for at, (query, prompt) in enumerate(zip(body.query, prompts, strict=True)):
+        if kind in VERIFIERS and not query.startswith(prompt):
+            raise _refused(f"query.{at}", "does not begin with its prompt, so what was answered is not known")
     return [
-        Sample(prompt=prompt, response=query.removeprefix(prompt), label=label, whole=query)
+        Sample(prompt=prompt, response=_said(query.removeprefix(prompt)), label=label, whole=query)
         for query, prompt, label in zip(body.query, prompts, labels, strict=True)
     ]
+
+
+def _said(response: str) -> str:
+    """Without the tokens that end it: they are no part of an answer that is compared with a label."""
+    return ENDS.sub("", response)
+
+
+def _refused(field: str, message: str) -> ValidationFailed:
+    return ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])

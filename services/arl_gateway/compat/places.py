@@ -16,6 +16,7 @@ from arl_kit.app import validation_failed
 from arl_wire.actions import Name
 from arl_wire.base import Strict
 from arl_wire.errors import FieldError, NotFound
+from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 from arl_wire.services import RewardService
 
@@ -44,10 +45,11 @@ class _Said(Strict):
 async def place_of(request: Request, kinds: Sequence[str], *, model: str | None = None) -> Place:
     """A service that is named has to be there. A `model` may be one's name; often it is a path of the client's own.
 
-    Where nothing names one it is the only service, or the only one of `kinds`. Raises `NotFound`.
+    Where nothing names one it is the only model of `kinds`, or the only one at all; verifiers are always there, and so
+    have to be named. Raises `NotFound`.
     """
     said = _said(request)
-    services = {each.name: each for each in await _offered(request)}
+    services = {each.name: each for each in await _offered(request, said.service)}
     named = said.service or (model if model in services else None)
     if named is None:
         service = _only(list(services.values()), kinds)
@@ -72,14 +74,15 @@ def _said(request: Request) -> _Said:
         raise validation_failed([{**each, "loc": ("query", *each["loc"])} for each in wrong]) from None
 
 
-async def _offered(request: Request) -> Sequence[RewardService]:
+async def _offered(request: Request, named: str | None) -> Sequence[RewardService]:
     offered: Offered = request.app.state.offered
-    return await offered.services()
+    return await offered.services(with_one=named)
 
 
 def _only(services: Sequence[RewardService], kinds: Sequence[str]) -> RewardService:
-    fitting = [each for each in services if each.kind in kinds]
-    for candidates in (fitting, services if not fitting else ()):
+    fitting = [each for each in services if each.kind in kinds and each.kind not in VERIFIERS]
+    models = [each for each in services if each.kind not in VERIFIERS]
+    for candidates in (fitting, models if not fitting else ()):
         if len(candidates) == 1:
             return candidates[0]
     what = "several reward services would do" if fitting else "no reward service is named, and there is not just one"

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from arl_kit.app import validation_failed
 from arl_wire.errors import FieldError, NotScored, ValidationFailed
 from arl_wire.kinds import KINDS
-from arl_wire.scores import Message, Score, ScoreItem
+from arl_wire.scores import MAX_CHARACTERS, Message, Score, ScoreItem
 
-__all__ = ["Sample", "item_of", "number_of", "pair", "text_item"]
+__all__ = ["Sample", "answered_by", "conversation", "item_of", "number_of", "pair", "text_item"]
 
 OF_A_QUERY = frozenset({"relevance", "reranker"})
 """Kinds whose reference is what was asked; that of others is what is right."""
@@ -67,12 +67,31 @@ def number_of(entry: Score, at: int) -> float:
     raise NotScored(message, errors=[FieldError(field=f"items.{at}", message=message)])
 
 
-def _item(field: str, **given: Any) -> ScoreItem:
+def conversation(messages: Sequence[Message], *, field: str) -> ScoreItem:
+    return _item(field, messages=list(messages))
+
+
+def answered_by(role: str, content: str, *, field: str) -> Message:
     try:
-        return ScoreItem(**given)
+        return Message(role=role, content=content)
     except ValidationError as error:
-        wrong: list[Any] = error.errors(include_url=False, include_input=False)
-        raise validation_failed([{**each, "loc": (field,)} for each in wrong]) from None
+        raise _misread(error, field) from None
+
+
+def _item(field: str, **given: Any) -> ScoreItem:
+    """Raises `ValidationFailed` for what no item can have, as a text that is too long."""
+    try:
+        item = ScoreItem(**given)
+    except ValidationError as error:
+        raise _misread(error, field) from None
+    if item.characters > MAX_CHARACTERS:
+        raise _refused(f"has more than {MAX_CHARACTERS} characters", field)
+    return item
+
+
+def _misread(error: ValidationError, field: str) -> ValidationFailed:
+    wrong: list[Any] = error.errors(include_url=False, include_input=False)
+    return validation_failed([{**each, "loc": (field,)} for each in wrong])
 
 
 def _refused(message: str, field: str) -> ValidationFailed:

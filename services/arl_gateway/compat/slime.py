@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, item_of, number_of, text_item
+from arl_gateway.compat.samples import Sample, answered_by, item_of, number_of, text_item
 from arl_gateway.routes import ANY, BODY, Writer
 from arl_kit.app import documented
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
@@ -24,7 +24,7 @@ __all__ = ["router"]
 REWARD_WITHIN_S = 110.0
 TEACHER_WITHIN_S = 280.0
 """aiohttp's own limit is 300 s."""
-REWARDS = ("classifier", "sequence-classifier", "math", "exact")
+REWARDS = ("classifier", "sequence-classifier")
 TEACHERS = ("logprobs",)
 DOCUMENTED = documented(*ANY, *BODY, NotFound, NotScored, ServiceUnknown)
 
@@ -76,7 +76,7 @@ def _sample(body: SampleRequest) -> Sample:
     if isinstance(body.prompt, str):
         return Sample(prompt=body.prompt, response=body.response, label=label)
     prompt = "\n".join(message.content for message in body.prompt)
-    messages = [*body.prompt, Message(role="assistant", content=body.response)]
+    messages = [*body.prompt, answered_by("assistant", body.response, field="response")]
     return Sample(prompt=prompt, response=body.response, label=label, messages=messages)
 
 

@@ -8,10 +8,10 @@ are not known here are ignored, as vLLM does.
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from struct import pack
 from typing import Any, Literal
 from uuid import uuid4
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, BaseModel, Field
 
@@ -19,7 +19,7 @@ from arl_gateway.auth import Caller
 from arl_gateway.compat.activation import as_wanted
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import Place, place_of
-from arl_gateway.compat.samples import number_of, text_item
+from arl_gateway.compat.samples import conversation, number_of, text_item
 from arl_gateway.routes import ANY, BODY, Writer
 from arl_kit.app import documented
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
@@ -98,7 +98,7 @@ async def _scored(
 
 def _items(body: PoolingRequest, kind: str) -> list[ScoreItem]:
     if body.messages is not None and body.input is None:
-        return [ScoreItem(messages=body.messages)]
+        return [conversation(body.messages, field="messages")]
     given: Any = body.input
     if given is None or body.messages is not None:
         message = "give one of input and messages"
@@ -115,7 +115,7 @@ def _values(entry: Score, at: int) -> list[float]:
 def _encoded(values: Sequence[float], encoding: str) -> list[float] | str:
     if encoding == "float":
         return list(values)
-    return b64encode(pack(f"<{len(values)}f", *values)).decode()
+    return b64encode(np.array(values, "<f4").tobytes()).decode()
 
 
 def said(prefix: str, place: Place, **content: Any) -> dict[str, Any]:
