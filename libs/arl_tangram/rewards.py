@@ -160,7 +160,7 @@ def _registered(wanted: RegisterService, patience_s: float) -> Operation[RewardS
 
 
 def _changed(name: str, verb: ServiceVerb, patience_s: float) -> Operation[RewardService]:
-    call = Call(method="POST", path=f"/v1/services/{quote(name, safe='')}:{verb.value}")
+    call = Call(method="POST", path=f"/v1/services/{quote(name, safe='')}/{verb.value}")
     return RewardService.model_validate_json((yield from answered(call, patience_s)))
 
 

@@ -55,7 +55,7 @@ async def register_service(body: RegisterService, caller: AdminWriter, rewards: 
 
 
 @router.post(
-    "/services/{name}:{verb}",
+    "/services/{name}/{verb}",
     operation_id="change_service",
     response_model_exclude_none=True,
     responses=documented(*ANY, NotFound),

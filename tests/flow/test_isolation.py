@@ -27,6 +27,7 @@ LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
 METHODS = ("get", "post", "put", "patch", "delete")
 OF_THE_INSTALLATION = {
     *("/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/services", "/v1/services/{name}"),
+    "/v1/services/{name}/{verb}",
     *("/v1/admin/projects", "/v1/admin/projects/{name}"),
 }
 """What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`."""
@@ -250,7 +251,9 @@ async def test_an_idempotency_key_finds_nothing_of_anothers(
 
 @pytest.mark.parametrize(("method", "path"), named(OPERATIONS))
 async def test_without_a_key_every_route_is_closed(system: System, method: str, path: str) -> None:
-    url = path.format(id="00000000-0000-0000-0000-000000000001", trajectory="x", task="x", name="x", path="x")
+    url = path.format(
+        id="00000000-0000-0000-0000-000000000001", trajectory="x", task="x", name="x", path="x", verb="load"
+    )
     async with httpx.AsyncClient(base_url=system.url) as nobody:
         response = await nobody.request(method, url)
     assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")

@@ -61,7 +61,7 @@ async def until_removed(api: httpx.AsyncClient) -> None:
 
 
 async def changed(api: httpx.AsyncClient, name: str, verb: str) -> None:
-    answer = await api.post(f"/v1/services/{name}:{verb}")
+    answer = await api.post(f"/v1/services/{name}/{verb}")
     assert answer.status_code == 200, answer.text
 
 

@@ -18,6 +18,7 @@ from arl_wire.scores import Score, ScoreItem
 
 __all__ = ["CompatRoute", "answered", "score"]
 
+UNAVAILABLE_S = 5
 ACTION = "tangram-action"
 """The header that names the action whose items these were, and the first of them."""
 
@@ -41,6 +42,8 @@ async def score(
     items: Sequence[ScoreItem], place: Place, caller: Caller, request: Request, response: Response, *, within_s: float
 ) -> Sequence[Score]:
     """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time."""
+    if not place.service.nodes and not place.service.available:
+        raise Unavailable(f"no node has {place.service.name} yet; try again", retry_after_s=UNAVAILABLE_S)
     scores: Scores = request.app.state.scores
     trace = trace_of(request)
     asks = [_ask(part, place, within_s) for part in parts(items)]
