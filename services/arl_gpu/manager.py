@@ -129,10 +129,10 @@ class Manager:
         before = self.fences
         async with self._store.read() as tx:
             held, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
-        if self.registry.wished(wishes):
-            self._grants.in_background(self.registry.carry_out())
         await self._grants.start_found(held, before=before)
         await self._grants.end_unwanted(held, before=before)
+        if self.registry.wished(wishes):
+            self._grants.in_background(self.registry.carry_out())
         return bool(held)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from arl_gpu.services import ServiceFiles, Wish, registered
+from arl_gpu.services import BadRegistration, ServiceFiles, Wish, registered
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Owner", "Registry"]
@@ -76,7 +76,7 @@ class Registry:
 
     def _missing(self) -> Iterator[Callable[[], Awaitable[None]]]:
         wanted = self._along | {
-            wish.name: files for wish in self._wishes.values() if (files := registered(wish, self._models)) is not None
+            wish.name: files for wish in self._wishes.values() if (files := self._registered(wish)) is not None
         }
         for name in sorted(self._offered.keys() - wanted.keys()):
             yield partial(self._forget, name)
@@ -92,6 +92,17 @@ class Registry:
             if wish is not None and wish.load_asked is not None and self._loaded.get(name, -1.0) < wish.load_asked:
                 yield partial(self._load, name, wish.load_asked)
         self._evicted = {name for name in self._evicted if self._is_drained(name)}
+
+    def _registered(self, wish: Wish) -> ServiceFiles | None:
+        """None also where it can't be understood: one bad registration is no matter of the others'."""
+        try:
+            return registered(wish, self._models)
+        except BadRegistration as error:
+            health = f"bad_registration: {error}"
+            if self.health.get(wish.name) != health:
+                log.warning("%s can't be offered: %s", wish.name, health)
+            self.health[wish.name] = health
+            return None
 
     async def _offer(self, files: ServiceFiles) -> None:
         for number, owner in enumerate(self._owners):

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HEAD", "KNOWN", "ServiceFiles", "Wish", "available", "own", "registered", "wheel_directory"]
+__all__ = ["HEAD", "KNOWN", "BadRegistration", "ServiceFiles", "Wish", "available", "own", "registered", "wheel_directory"]
+
+
+class BadRegistration(Exception):
+    """What was registered, or its files, can't be understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,17 @@ def own(paths: Mapping[str, str]) -> list[ServiceFiles]:
 
 
 def registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
-    """What a registered service is made of on this node; None where its files are not here, or what computes it."""
+    """What a registered service is made of on this node; None where its files are not here, or what computes it.
+
+    Raises `BadRegistration`.
+    """
+    try:
+        return _registered(wish, models)
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadRegistration(f"{type(error).__name__}: {error}") from error
+
+
+def _registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
     if wish.kind is None or wish.kind not in NEEDS or wish.source is None or models is None:
         return None
     directory = (models / wish.source).resolve()
