@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,7 +73,6 @@ class Registry:
                     await do()
                 except WorkerDied as error:
                     log.warning("a wish was not carried out: %s", error)
-                    return
 
     def _missing(self) -> Iterator[Callable[[], Awaitable[None]]]:
         wanted = self._along | {
@@ -108,12 +108,14 @@ class Registry:
         for number, owner in enumerate(self._owners):
             self._heard(files.name, number, await owner.offer(files.spec))
         self._offered[files.name] = files
+        self._pinned.discard(files.name)
 
     async def _forget(self, name: str) -> None:
         """It takes nothing more, whatever becomes of its weights."""
         del self._offered[name]
         for number, owner in enumerate(self._owners):
-            self._heard(name, number, await owner.forget(name))
+            with suppress(WorkerDied):  # what it had ended with it
+                self._heard(name, number, await owner.forget(name))
         self._pinned.discard(name)
         self._evicted.discard(name)
         self.health.pop(name, None)
@@ -129,13 +131,20 @@ class Registry:
         self._evicted.add(name)
 
     async def _load(self, name: str, at: float) -> None:
-        """Onto the first device that has room. Where it fails, its health says why."""
+        """Onto the first device that has room. Where it fails, its health says why.
+
+        One that its worker dies of is not asked for again: it would end the next worker, too.
+        """
+        self._loaded[name] = at
         for number, owner in enumerate(self._owners):
-            answer = await owner.restore(name)
+            try:
+                answer = await owner.restore(name)
+            except WorkerDied as error:
+                self.health[name] = f"worker_died: {error}"
+                raise
             self._heard(name, number, answer)
             if "error" not in answer:
                 break
-        self._loaded[name] = at
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained

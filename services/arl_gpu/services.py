@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HEAD", "KNOWN", "BadRegistration", "ServiceFiles", "Wish", "available", "own", "registered", "wheel_directory"]
+__all__ = [
+    "HEAD",
+    "KNOWN",
+    "BadRegistration",
+    "ServiceFiles",
+    "Wish",
+    "available",
+    "own",
+    "registered",
+    "wheel_directory",
+]
 
 
 class BadRegistration(Exception):

@@ -1,5 +1,6 @@
 """What operators register: a bad one is said, and is no matter of the others'."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from arl_gpu.registry import Registry
 from arl_gpu.services import Wish
+from arl_gpu.worker_client import WorkerDied
 
 
 def wish(name: str, **other: Any) -> Wish:
@@ -25,7 +27,9 @@ def registry_of(models: Path, *owners: Any) -> Registry:
     return Registry([], owners, models, learn=lambda number, answer: None, is_idle=lambda name: True)
 
 
-@pytest.mark.parametrize("config", ["[]", "{", '{"max_position_embeddings": "x"}', '{"max_position_embeddings": 1e999}'])
+@pytest.mark.parametrize(
+    "config", ["[]", "{", '{"max_position_embeddings": "x"}', '{"max_position_embeddings": 1e999}']
+)
 def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Path, config: str) -> None:
     for name, content in (("bad", config), ("good", "{}")):
         (tmp_path / name).mkdir()
@@ -34,3 +38,66 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
     assert registry.wished([wish("bad"), wish("long", source="a" * 300), wish("good")])
     assert registry.health["bad"].startswith("bad_registration")
     assert "good" not in registry.health
+
+
+class Owner:
+    """Of a device whose worker dies of what `deadly` names, as `order name`."""
+
+    def __init__(self, *deadly: str) -> None:
+        self._deadly, self.orders = set(deadly), list[str]()
+
+    async def _do(self, order: str, name: str) -> dict[str, Any]:
+        self.orders.append(f"{order} {name}")
+        if self.orders[-1] in self._deadly:
+            raise WorkerDied("killed")
+        return {}
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        return await self._do("offer", spec["name"])
+
+    async def forget(self, name: str) -> dict[str, Any]:
+        return await self._do("forget", name)
+
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
+        return await self._do("pin" if on else "unpin", name)
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        return await self._do("restore", name)
+
+    async def evict(self, name: str) -> dict[str, Any]:
+        return await self._do("evict", name)
+
+
+def carried_out(registry: Registry, *wishes: Wish) -> None:
+    if registry.wished(wishes):
+        asyncio.run(registry.carry_out())
+
+
+def test_a_load_that_ends_its_worker_is_tried_once_and_holds_up_no_other_wish(models: Path) -> None:
+    owner = Owner("restore a")
+    registry = registry_of(models, owner)
+    wishes = [wish("a", load_asked=1.0), wish("b", load_asked=1.0)]
+    for _ in range(4):
+        carried_out(registry, *wishes)
+    assert [each for each in owner.orders if each.startswith("restore")] == ["restore a", "restore b"]
+    assert registry.health == {"a": "worker_died: killed"}
+
+
+def test_one_that_is_forgotten_while_a_worker_is_dead_is_forgotten_by_the_others_and_pinned_anew(models: Path) -> None:
+    dead, alive = Owner("forget a"), Owner()
+    registry = registry_of(models, dead, alive)
+    for _ in range(2):
+        carried_out(registry, wish("a", pinned=True))
+    carried_out(registry)
+    assert alive.orders[-1] == "forget a"
+    for _ in range(2):
+        carried_out(registry, wish("a", pinned=True))
+    assert alive.orders[-2:] == ["offer a", "pin a"]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    return tmp_path
