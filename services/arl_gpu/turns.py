@@ -121,7 +121,7 @@ class Turns:
     def next_look(self, place: Place, *, now: float) -> float | None:
         """When a service that waits may be restored though nothing else happens; None where nothing will change."""
         queue = _by_service(self._ready())
-        times = (self._ripe_at(jobs, now) for jobs in queue.values())
+        times = (time for jobs in queue.values() for time in (self._ripe_at(jobs, now), self._due_at(jobs)))
         return min((time for time in times if time > now), default=None)
 
     def _service(self, queue: _Queue, place: Place, now: float) -> str | None:
@@ -141,8 +141,9 @@ class Turns:
         if service in place.resident or service in place.restoring:
             return True
         jobs = queue[service]
-        # A second copy of a service is worth its restore where there is much to do.
-        if service in place.elsewhere and sum(sum(j.left) for j in jobs) < REPLICA_BATCHES * self._batch_tokens:
+        # A second copy of a service is worth its restore where there is much to do, or nobody came to do it.
+        is_little = sum(sum(j.left) for j in jobs) < REPLICA_BATCHES * self._batch_tokens
+        if service in place.elsewhere and is_little and now < self._due_at(jobs):
             return False
         if place.fitting is None or service in place.fitting or self._someone_rests(queue, place, now):
             return True
@@ -152,7 +153,11 @@ class Turns:
         """When these have waited for long enough, if no others come."""
         waited = sum(now - job.waits_since for job in jobs)
         together = now + (PATIENCE * self._swap_wait_s - waited) / len(jobs)
-        return min(jobs[0].waits_since + self._swap_wait_s, together)
+        return min(self._due_at(jobs), together)
+
+    def _due_at(self, jobs: Sequence[Job]) -> float:
+        """When the oldest of these has waited as long as any may."""
+        return jobs[0].waits_since + self._swap_wait_s
 
     def _someone_rests(self, queue: _Queue, place: Place, now: float) -> bool:
         """A service that nobody has needed for a while is no loss, and neither is none."""

@@ -143,6 +143,14 @@ class TestSwaps:
 
     def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
         turns, place = self.turns((1.0, "away"), (1.0, "here")), Place(elsewhere=("away", "here"))
-        assert turns.next_batch(place, now=9.0) == []
-        turns.add(a_job([10] * 3, "here"), now=9.0)
-        assert turns.next_batch(place, now=9.0)[0].job.service == "here"
+        assert turns.next_batch(place, now=5.9) == []
+        turns.add(a_job([10] * 3, "here"), now=5.9)
+        assert turns.next_batch(place, now=5.9)[0].job.service == "here"
+
+
+def test_what_another_device_holds_is_brought_here_once_it_has_waited_for_long_enough() -> None:
+    turns = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=5.0)
+    turns.add(a_job([10]), now=0.0)
+    place = Place(elsewhere={"minilm"})
+    assert not turns.next_batch(place, now=4.9)
+    assert turns.next_batch(place, now=5.0)
