@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import Report
+from arl_gpu.jobs import Report, storable, storable_json
 from arl_gpu.services import Wish
 from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
@@ -103,8 +103,8 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
             "reasons": [report.reason for report in reports],
             "run_us": [report.run_us for report in reports],
             "cpu_us": [report.cpu_us for report in reports],
-            "messages": [report.message for report in reports],
-            "scores": [report.scores for report in reports],
+            "messages": [storable(report.message) for report in reports],
+            "scores": [storable_json(report.scores) for report in reports],
             "epoch": epoch,
         },
     )

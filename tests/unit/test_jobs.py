@@ -1,8 +1,10 @@
 """What scoring a text is taken to cost before anybody counts its tokens."""
 
+import json
+
 import pytest
 
-from arl_gpu.jobs import MAX_TOKENS, cost_of
+from arl_gpu.jobs import MAX_TOKENS, cost_of, storable, storable_json
 
 
 @pytest.mark.parametrize(
@@ -11,3 +13,14 @@ from arl_gpu.jobs import MAX_TOKENS, cost_of
 )
 def test_ascii_is_four_characters_a_token_and_the_rest_one(text: str, tokens: int) -> None:
     assert cost_of(text) == tokens
+
+
+def test_what_postgres_would_refuse_is_replaced_and_all_else_is_kept() -> None:
+    assert storable("a\0b\ud800c😀") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c😀"
+    entries = [{"score": 0.1, "details": {"a\0": ["\udfff", None, "😀"]}}, {"error": {"message": "\\u0000"}}]
+    kept = json.loads(storable_json(json.dumps(entries)) or "")
+    assert kept[0] == {
+        "score": 0.1,
+        "details": {"a\N{REPLACEMENT CHARACTER}": ["\N{REPLACEMENT CHARACTER}", None, "😀"]},
+    }
+    assert kept[1] == entries[1]
