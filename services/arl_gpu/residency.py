@@ -141,6 +141,9 @@ class Residency:
             self._begin(name, self._device.alloc)
         except DeviceFull:
             return None
+        except CopyFailed:
+            self._moves.failed += 1
+            return None
         self._moves.prefetched += 1
         return name
 

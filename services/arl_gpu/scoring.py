@@ -95,7 +95,7 @@ class Scoring:
         self._idle.set()
         self._tasks: list[asyncio.Task[None]] = []
         self.health = "ok"
-        """Or what went wrong with the last batch."""
+        """Or the code of what went wrong with the last batch. All projects read it; a message may quote an item."""
         self.batches: Counter[str] = Counter()
         self.scored: Counter[str] = Counter()
         """Items, by service."""
@@ -224,10 +224,10 @@ class Scoring:
             self._metrics.worker_deaths.inc()
             device.fitting = None
             device.states, device.used_bytes = dict.fromkeys(device.states, Residence.COLD), 0
-            self._show(f"the worker died: {error}")
+            self._show("worker_died")
             return {"error": "worker_died", "message": str(error)}
         self.learn(device.number, answer)
-        self._show(f"{answer['error']}: {answer['message']}" if "error" in answer else "ok")
+        self._show(answer.get("error", "ok"))
         return answer
 
     def learn(self, number: int, answer: Mapping[str, Any]) -> None:

@@ -69,7 +69,12 @@ def _read(answer: Any) -> Entry:
     # numpy's numbers are none of int and float, and have __float__; a text has not.
     if said is None or isinstance(said, str | bytes) or not hasattr(said, "__float__"):
         return failed("no_score", f"the function returned {type(answer).__name__} and no number")
-    score = float(said)
+    try:
+        score = float(said)
+    except OverflowError:
+        score = math.inf
+    except Exception as error:  # noqa: BLE001 - a number of the function's own making, which is its item's matter alone
+        return _raised(error)
     if not math.isfinite(score):
         return failed("not_finite", "the function's answer is not a finite number")
     entry: Entry = {"score": score}

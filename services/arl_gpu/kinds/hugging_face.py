@@ -135,6 +135,10 @@ class Classifier(_HuggingFace):
         said = self._tokenizer(*given, truncation=True, max_length=self._max_tokens)
         return _Read(said["input_ids"], said.get("token_type_ids"), truncated=whole > len(said["input_ids"]))
 
+    def _grouped(self, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
+        """transformers finds a causal model's last token by its padding, and without one it takes a row at a time."""
+        return super()._grouped(lengths) if self._pad is not None else [[at] for at in range(len(lengths))]
+
     def _read_messages(self, messages: Sequence[Mapping[str, str]]) -> "_Read | Entry":
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
