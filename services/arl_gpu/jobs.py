@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ CHARACTERS_PER_TOKEN = 4
 SPECIAL = 2
 """Tokens around every text."""
 MAX_TOKENS = 256
-"""Per text; what is beyond is cut off by the model, and costs nothing."""
+"""Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 """No text in Postgres has one of these."""
@@ -75,25 +76,28 @@ class Job:
         return [self.done[at] for at in sorted(self.done)]
 
 
-def job_of(row: Row) -> Job:
+def job_of(row: Row, longest: Mapping[str, int | None]) -> Job:
+    """`longest`: tokens that are read of a text, by service."""
     payload = json.loads(row.payload)
     items: list[Item] = payload["items"]
-    return Job(Fence(row.id, row.grant_no), payload["service"], row.timeout_s, items, [cost_of_item(i) for i in items])
+    service, most = payload["service"], longest.get(payload["service"]) or MAX_TOKENS
+    costs = [cost_of_item(item, most) for item in items]
+    return Job(Fence(row.id, row.grant_no), service, row.timeout_s, items, costs)
 
 
-def cost_of_item(item: Item) -> int:
+def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
     """Of all that a forward may read of it."""
     texts = [item["text"]] if "text" in item else []
     texts += [item["reference"]] if "reference" in item else []
     texts += [message["content"] for message in item.get("messages", ())]
-    return max(1, sum(map(cost_of, texts)) + len(item.get("token_ids", ())))
+    return max(1, sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ()))))
 
 
-def cost_of(text: str) -> int:
+def cost_of(text: str, most: int = MAX_TOKENS) -> int:
     """About how many tokens; the worker counts them. Outside of ASCII, most characters are one each."""
-    read = text[: MAX_TOKENS * CHARACTERS_PER_TOKEN]
+    read = text[: most * CHARACTERS_PER_TOKEN]
     ascii_characters = len(read.encode("ascii", "ignore"))
-    return min(MAX_TOKENS, SPECIAL + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)
+    return min(most, SPECIAL + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)
 
 
 def storable(text: str | None) -> str | None:

@@ -144,6 +144,7 @@ class Manager:
             return await repository.load(tx, ids, epoch=self.epoch)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        longest = {each.name: each.max_tokens for each in self.registry.offered}
         for fence, row in rows.items():
             if fence not in self._held:
                 continue
@@ -151,7 +152,7 @@ class Manager:
                 self._report(Report(fence=fence, outcome="cancelled"))
                 continue
             try:
-                job = job_of(row)
+                job = job_of(row, longest)
             except (LookupError, TypeError, ValueError) as error:
                 message = f"its items can't be read: {type(error).__name__}: {error}"
                 self._report(Report(fence=fence, outcome="infra_error", reason="setup_failed", message=message))

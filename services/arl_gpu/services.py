@@ -14,6 +14,7 @@ __all__ = [
     "ServiceFiles",
     "Wish",
     "available",
+    "longest",
     "own",
     "registered",
     "wheel_directory",
@@ -76,6 +77,8 @@ KNOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 
 LONGEST = 8192
 """Tokens that are read of an item, unless the service's options say more."""
+OFFSET = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer")
+"""Model types whose positions begin behind the padding's number: of 514, texts have 512."""
 READERS = ("safetensors", "tokenizers")
 TORCH = ("torch", "transformers", "safetensors")
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -138,15 +141,19 @@ def _registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
         kind=wish.kind,
         package=wish.source,
         directory=directory,
-        max_tokens=int(wish.options.get("max_tokens") or _longest(directory)),
+        max_tokens=int(wish.options.get("max_tokens") or longest(json.loads((directory / "config.json").read_text()))),
         options=wish.options,
         is_registered=True,
     )
 
 
-def _longest(directory: Path) -> int:
-    said = json.loads((directory / "config.json").read_text())
-    return min(LONGEST, int(said.get("max_position_embeddings") or LONGEST))
+def longest(config: Mapping[str, Any]) -> int:
+    """Tokens of a text that a model with this `config.json` reads."""
+    positions = int(config.get("max_position_embeddings") or LONGEST)
+    if config.get("model_type") in OFFSET:
+        pad = config.get("pad_token_id")
+        positions -= 1 + int(1 if pad is None else pad)
+    return min(LONGEST, positions)
 
 
 def wheel_directory(package: str) -> Path | None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from arl_gpu.jobs import MAX_TOKENS, cost_of, storable, storable_json
+from arl_gpu.jobs import MAX_TOKENS, cost_of, cost_of_item, storable, storable_json
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,7 @@ def test_what_postgres_would_refuse_is_replaced_and_all_else_is_kept() -> None:
         "details": {"a\N{REPLACEMENT CHARACTER}": ["\N{REPLACEMENT CHARACTER}", None, "😀"]},
     }
     assert kept[1] == entries[1]
+
+
+def test_a_text_costs_at_most_what_its_service_reads() -> None:
+    assert cost_of_item({"text": "日" * 10_000}, 4096) == 4096

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from arl_gpu.registry import Registry
-from arl_gpu.services import Wish
+from arl_gpu.services import Wish, longest
 from arl_gpu.worker_client import WorkerDied
 
 
@@ -101,3 +101,8 @@ def models(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     return tmp_path
+
+
+def test_positions_that_begin_behind_the_paddings_are_no_texts() -> None:
+    config = {"max_position_embeddings": 514, "pad_token_id": 1}
+    assert (longest(config | {"model_type": "xlm-roberta"}), longest(config | {"model_type": "bert"})) == (512, 514)

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from arl_core.batching import buckets, padding
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Entry, Item, Scored, failed
+from arl_gpu.services import longest
 
 __all__ = ["Classifier", "LogProbs"]
 
 BUCKET_TOKENS = 2048
 PASS_TOKENS = 24
-LONGEST = 8192
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AT_ONCE = 256
 """Of one row whose logits become float32 at once."""
@@ -45,8 +45,7 @@ class _HuggingFace:
         dtype = getattr(torch, options["dtype"]) if options.get("dtype") else "auto"
         module = loader.from_pretrained(directory, dtype=dtype, use_safetensors=True, **LOCAL)
         self._directory, self._config = directory, module.config
-        said = getattr(module.config, "max_position_embeddings", None) or LONGEST
-        self._max_tokens = int(options.get("max_tokens") or min(said, LONGEST))
+        self._max_tokens = int(options.get("max_tokens") or longest(module.config.to_dict()))
         self._vocabulary = int(module.config.get_text_config().vocab_size)
         self.weights = FlatModule(module)
 
