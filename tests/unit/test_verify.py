@@ -1,6 +1,7 @@
 """The program of verifiable rewards, by itself: what is right, what is wrong, and what is neither."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,15 @@ PROGRAM = Path(arl_admission.programs.__file__).with_name("verify.py")
 CATASTROPHIC = {"text": "a" * 40 + "!", "reference": "(a+)+"}
 
 
-def verified(kind: str, *items: dict[str, str], within_s: float = 30.0) -> list[dict[str, Any]]:
+def verified(
+    kind: str, *items: dict[str, str], within_s: float = 30.0, packages: Path | None = None
+) -> list[dict[str, Any]]:
+    """By a Python that finds `packages` before any others."""
     request = json.dumps({"kind": kind, "items": items, "within_s": within_s})
-    done = subprocess.run([sys.executable, PROGRAM], input=request, capture_output=True, text=True, check=False)
+    env = os.environ | ({"PYTHONPATH": str(packages)} if packages is not None else {})
+    done = subprocess.run(
+        [sys.executable, PROGRAM], input=request, capture_output=True, text=True, check=False, env=env
+    )
     entries: list[dict[str, Any]] = json.loads(done.stdout)
     assert done.returncode == (0 if any("score" in entry for entry in entries) else 1)
     return entries
@@ -32,7 +39,12 @@ def verified(kind: str, *items: dict[str, str], within_s: float = 30.0) -> list[
         ("json", '{"a": [1, 2.0]}', '{"a": [1.0, 2]}', 1.0),
         ("json", '{"a": true}', '{"a": 1}', 0.0),
         ("json", "no", "{}", 0.0),
-        ("json", "[" * 100_000, "[]", 0.0),
+        ("json", "[NaN, -Infinity]", "[]", 0.0),
+        ("json", "9" * 5000, "9" * 5000, 1.0),
+        ("json", "9" * 5000, "9" * 4999 + "8", 0.0),
+        ("json", "1e400", "1e999", 0.0),
+        ("json", "1e-400", "0", 0.0),
+        ("json", "1e400", "1" + "0" * 400, 1.0),
     ],
 )
 def test_a_verdict_is_one_or_zero(kind: str, text: str, reference: str, score: float) -> None:
@@ -44,6 +56,8 @@ def test_a_verdict_is_one_or_zero(kind: str, text: str, reference: str, score: f
     [
         ("regex", {"text": "a", "reference": "("}, "bad_pattern"),
         ("json", {"text": "1", "reference": "no"}, "bad_reference"),
+        ("json", {"text": "1", "reference": "NaN"}, "bad_reference"),
+        ("json", {"text": "[" * 3000 + "]" * 3000, "reference": "[]"}, "verifier_failed"),
     ],
 )
 def test_what_cannot_be_verified_is_no_zero(kind: str, item: dict[str, str], code: str) -> None:
@@ -61,6 +75,32 @@ def test_a_pattern_that_never_ends_is_an_error_of_its_item_and_not_of_the_next()
 def test_what_there_is_no_time_for_says_so() -> None:
     bomb, late = verified("regex", CATASTROPHIC, {"text": "a", "reference": "a"}, within_s=0.2)
     assert [each["error"]["code"] for each in (bomb, late)] == ["verifier_timeout"] * 2
+
+
+LIBRARY = """
+with open(__file__ + ".imported", "a") as file:
+    file.write("x")
+
+def parse(text, parsing_timeout, raise_on_error):
+    if text == "too large":
+        raise MemoryError if raise_on_error else SystemExit
+    return [text]
+
+def verify(wanted, said, timeout_seconds, raise_on_error):
+    if said == ["recursive"] and raise_on_error:
+        raise RecursionError
+    return wanted == said
+"""
+
+
+def test_what_the_library_of_math_fails_at_is_no_zero_and_it_is_imported_once(tmp_path: Path) -> None:
+    library = tmp_path / "math_verify.py"
+    library.write_text(LIBRARY)
+    texts = ["too large", "recursive", "1", "2"]
+    *failed, right, wrong = verified("math", *({"text": each, "reference": "1"} for each in texts), packages=tmp_path)
+    assert [each["error"]["code"] for each in failed] == ["verifier_failed"] * 2
+    assert (right, wrong) == ({"score": 1.0}, {"score": 0.0})
+    assert library.with_name("math_verify.py.imported").read_text() == "x"
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ Whatever a text makes a verifier do, it ends: each item has a process of its own
 standard library is needed, except for `math`, which wants `math-verify` among the packages of the `python3` that runs.
 """
 
+import contextlib
+import decimal
 import json
 import os
 import select
@@ -36,16 +38,35 @@ def regex(text, reference):
 def json_(text, reference):
     """Whether it is JSON, and the same value where there is a reference."""
     try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
+        said = _value(text)
+    except ValueError:
         return 0.0
     if reference is None:
         return 1.0
     try:
-        wanted = json.loads(reference)
-    except (ValueError, RecursionError):
+        wanted = _value(reference)
+    except ValueError:
         raise Unverifiable("bad_reference", "reference is not JSON") from None
     return float(_same(said, wanted))
+
+
+def _value(text):
+    """Raises ValueError for what is not JSON, and RecursionError for what is nested too deep to tell."""
+    return json.loads(text, parse_int=_integer, parse_float=_fraction, parse_constant=_no_constant)
+
+
+def _integer(digits):
+    # `int` refuses more than 4300 digits, with the error of what is no JSON.
+    return int(digits) if len(digits) < 4300 else decimal.Decimal(digits)
+
+
+def _fraction(digits):
+    near = float(digits)
+    return near if 0 < abs(near) < float("inf") else decimal.Decimal(digits)
+
+
+def _no_constant(name):
+    raise ValueError("%s is not JSON" % name)
 
 
 def _same(said, wanted):
@@ -64,11 +85,12 @@ def math(text, reference):
         from math_verify import parse, verify
     except ImportError:
         raise Unverifiable("verifier_missing", "the node's python3 has no package math-verify") from None
-    # Its own limits raise nothing that is told apart from a wrong answer; this process's end is the limit.
-    wanted = parse(reference, parsing_timeout=None)
+    # This process's end is the limit. What it fails at is no wrong answer.
+    wanted = parse(reference, parsing_timeout=None, raise_on_error=True)
     if not wanted:
         raise Unverifiable("bad_reference", "reference has no answer that can be read")
-    return float(verify(wanted, parse(text, parsing_timeout=None), timeout_seconds=None))
+    said = parse(text, parsing_timeout=None, raise_on_error=True)
+    return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
 
 
 VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}
@@ -106,6 +128,13 @@ def apart(kind, item, limit_s):
     return json.loads(content) if content else _error("verifier_failed", "its verifier ended without an answer")
 
 
+def prepare(kind):
+    """The processes of the items have from this one what takes long to import. Each says what it lacks."""
+    if kind == "math":
+        with contextlib.suppress(Exception):
+            import math_verify  # noqa: F401
+
+
 def _error(code, message):
     return {"error": {"code": code, "message": message}}
 
@@ -114,6 +143,7 @@ def main():
     request = json.load(sys.stdin)
     until = time.monotonic() + request["within_s"]
     items, kind = request["items"], request["kind"]
+    prepare(kind)
     entries = [apart(kind, item, min(ITEM_S, until - time.monotonic())) for item in items]
     sys.stdout.write(json.dumps(entries))
     sys.stdout.flush()
