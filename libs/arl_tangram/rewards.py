@@ -21,6 +21,8 @@ Value = TypeVar("Value")
 OF_A_CALL = frozenset({"task", "trajectory", "step", "priority"})
 """Options that do not need an action of one's own."""
 LONGEST_S = 600.0
+SHORTEST_S = 0.001
+"""What a wait of 0 is, as a request has to be of use for some time."""
 
 Item = ScoreItem | Mapping[str, Any] | tuple[str, str] | str
 """A text, a text and its reference, or whatever else the service's kind takes, by the names of `ScoreItem`."""
@@ -81,8 +83,9 @@ class Rewards:
         """Score items and wait for it: an entry for each, in their order. An entry without a score has an `error`.
 
         With what others of the task ask for meanwhile it goes as one action; `Unavailable` where nothing came of it by
-        the service's fault or in `wait_timeout_s`. With an option that belongs to an action it is one by itself:
-        raises `ActionFailed` where nothing was scored, and `WaitTimeout`.
+        the service's fault or in `wait_timeout_s`, which is 600 where it is None. With an option that belongs to an
+        action, or a longer wait, it is one by itself: raises `ActionFailed` where nothing was scored, and
+        `WaitTimeout`.
         """
         return self._run(_scored(service, items, wait_timeout_s, self._patience_s, options))
 
@@ -146,9 +149,9 @@ def _scored(
     service: str, items: Sequence[Item], wait_timeout_s: float | None, patience_s: float, options: ScoreOptions
 ) -> Operation[list[Score]]:
     action = score_action(service, items, **options)
-    if not options.keys() <= OF_A_CALL:
+    within_s = LONGEST_S if wait_timeout_s is None else max(wait_timeout_s, SHORTEST_S)
+    if within_s > LONGEST_S or not options.keys() <= OF_A_CALL:
         return scores_of((yield from run(action, timeout_s=wait_timeout_s, patience_s=patience_s)))
-    within_s = min(wait_timeout_s or LONGEST_S, LONGEST_S)
     body = ScoreRequest(service=service, items=action.items, within_s=within_s, **{"task": "score", **options})
     call = Call(method="POST", path="/v1/scores", body=body, timeout_s=within_s + REPLY_MARGIN_S)
     return ScoreAnswer.model_validate_json((yield from answered(call, patience_s))).scores

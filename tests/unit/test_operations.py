@@ -11,9 +11,10 @@ from arl_core.states import Outcome, State
 from arl_tangram import operations
 from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import exec_action
+from arl_tangram.rewards import Rewards
 from arl_wire.actions import Action, WaitResponse
 from arl_wire.batches import BatchAccepted, BatchItem
-from arl_wire.errors import NotFound, Unavailable, ValidationFailed
+from arl_wire.errors import NotFound, TangramError, Unavailable, ValidationFailed
 from support.builders import numbered
 
 
@@ -146,3 +147,33 @@ class TestOptions:
     def test_what_is_missing_is_named(self) -> None:
         with pytest.raises(ValidationFailed, match="task"):
             exec_action(argv=["true"])
+
+
+@pytest.mark.parametrize(
+    ("wait_timeout_s", "path", "within_s"),
+    [(None, "/v1/scores", 600), (0, "/v1/scores", 0.001), (600, "/v1/scores", 600), (601, "/v1/actions", None)],
+)
+def test_scores_are_waited_for_as_long_as_was_said(
+    wait_timeout_s: float | None, path: str, within_s: float | None
+) -> None:
+    calls: list[Call] = []
+
+    def refusing(call: Call) -> Reply:
+        calls.append(call)
+        return Reply(422, b"{}")
+
+    client = OfRewards(refusing)
+    with pytest.raises(TangramError):
+        client.score("exact", [("a", "a")], wait_timeout_s=wait_timeout_s)
+    [call] = calls
+    assert (call.path, getattr(call.body, "within_s", None)) == (path, within_s)
+
+
+class OfRewards(Rewards):
+    _patience_s = 0.0
+
+    def __init__(self, server: Callable[[Call], Reply]) -> None:
+        self._server = server
+
+    def _run(self, operation: Operation[Any]) -> Any:
+        return drive(operation, self._server)[0]

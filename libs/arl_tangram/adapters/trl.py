@@ -8,9 +8,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from arl_tangram.client import AsyncTangram
-from arl_wire.errors import Unavailable
-from arl_wire.scores import MAX_ITEMS, ScoreItem
+from arl_tangram.operations import ActionFailed, WaitTimeout
+from arl_wire.errors import Internal, Unavailable
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ScoreItem
 
 __all__ = ["TangramReward"]
 
@@ -22,7 +25,8 @@ class TangramReward:
 
     `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it.
     `with_prompt`: the prompt belongs to the text, as a classifier of whole samples needs it. `trajectory`: the column
-    that names the rollout. Trouble of the services is None; an item or a service that can't be is an error, at once.
+    that names the rollout. None is trouble of the services, and a text that can't be scored, as one with NUL or of more
+    than 64 Ki characters; a service that can't be is an error, at once.
     """
 
     def __init__(
@@ -61,37 +65,49 @@ class TangramReward:
                 found[place] = score
         return found
 
-    def _item(self, at: int, prompt: Text, completion: Text, columns: Mapping[str, Any]) -> ScoreItem:
+    def _item(self, at: int, prompt: Text, completion: Text, columns: Mapping[str, Any]) -> ScoreItem | None:
         text = _text(completion)
         if self._with_prompt:
             text = _text(prompt) + text
-        if self._reference is None:
-            return ScoreItem(text=text)
-        return ScoreItem(text=text, reference=str(columns[self._reference][at]))
+        reference = None if self._reference is None else str(columns[self._reference][at])
+        try:
+            return ScoreItem(text=text, reference=reference)
+        except ValidationError:
+            return None
 
     async def _scored(
-        self, client: AsyncTangram, items: Sequence[ScoreItem], at: Sequence[int], name: str | None, step: int | None
+        self,
+        client: AsyncTangram,
+        items: Sequence[ScoreItem | None],
+        at: Sequence[int],
+        name: str | None,
+        step: int | None,
     ) -> list[float | None]:
         about: dict[str, Any] = {"task": self._task, "step": step, "trajectory": name}
         known = {field: value for field, value in about.items() if value is not None}
-        wanted = [items[place] for place in at]
+        wanted = [item for place in at if (item := items[place]) is not None]
         try:
             scores = await client.score(self._service, wanted, wait_timeout_s=self._wait_timeout_s, **known)
-        except Unavailable:
+        except (Unavailable, Internal, ActionFailed, WaitTimeout):
             return [None] * len(wanted)
         return [entry.score for entry in scores]
 
 
-def _groups(items: Sequence[ScoreItem], names: Sequence[Any] | None) -> list[tuple[str | None, list[int]]]:
-    """The places of the items of each rollout, as many as one call may have."""
-    by_name: dict[str | None, list[int]] = {}
-    for at in range(len(items)):
-        by_name.setdefault(str(names[at]) if names is not None else None, []).append(at)
-    return [
-        (name, places[start : start + MAX_ITEMS])
-        for name, places in by_name.items()
-        for start in range(0, len(places), MAX_ITEMS)
-    ]
+def _groups(items: Sequence[ScoreItem | None], names: Sequence[Any] | None) -> list[tuple[str | None, list[int]]]:
+    """The places of the items of each rollout, as many as one call may have, in number and in characters."""
+    groups: list[tuple[str | None, list[int]]] = []
+    open_: dict[str | None, tuple[list[int], int]] = {}
+    for at, item in enumerate(items):
+        if item is None:
+            continue
+        name = str(names[at]) if names is not None else None
+        places, characters = open_.get(name, ([], MAX_CHARACTERS))
+        if not places or len(places) == MAX_ITEMS or characters + item.characters > MAX_CHARACTERS:
+            places, characters = [], 0
+            groups.append((name, places))
+        places.append(at)
+        open_[name] = places, characters + item.characters
+    return groups
 
 
 def _text(said: Text) -> str:

@@ -1,0 +1,78 @@
+"""The reward function of TRL, with a client that stands in for a system: what is asked for, and what is None."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from arl_tangram.adapters import trl
+from arl_tangram.adapters.trl import TangramReward
+from arl_wire.errors import Internal, ServiceUnknown, Unavailable
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem
+
+
+class Client:
+    """A score is the length of its text."""
+
+    fault: Exception | None = None
+    asked: list[Sequence[ScoreItem]]
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def __call__(self, url: str | None, api_key: str | None) -> "Client":
+        return self
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def score(self, service: str, items: Sequence[ScoreItem], **_: Any) -> list[Score]:
+        self.asked.append(items)
+        if self.fault is not None:
+            raise self.fault
+        return [Score(score=len(item.text or "")) for item in items]
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    client = Client()
+    monkeypatch.setattr(trl, "AsyncTangram", client)
+    return client
+
+
+async def rewards_of(*completions: str, **columns: Any) -> list[float | None]:
+    return await TangramReward("quality", trajectory="rollout")([""] * len(completions), completions, **columns)
+
+
+async def test_calls_are_bounded_by_items_and_by_characters(client: Client) -> None:
+    completions = ["x" * 5000] * 256 + ["y"] * 600
+    names = ["long"] * 256 + ["short"] * 600
+    assert await rewards_of(*completions, rollout=names) == [len(each) for each in completions]
+    assert all(len(each) <= MAX_ITEMS for each in client.asked)
+    assert all(sum(item.characters for item in each) <= MAX_CHARACTERS for each in client.asked)
+    assert len(client.asked) == 2 + 3
+
+
+async def test_a_text_that_cannot_be_scored_is_none_and_the_others_have_their_scores(client: Client) -> None:
+    assert await rewards_of("\0", "four", "x" * 70_000, "\ud800", "five5", rollout=["a", "a", "b", "b", "a"]) == [
+        None,
+        4.0,
+        None,
+        None,
+        5.0,
+    ]
+    assert len(client.asked) == 1
+
+
+@pytest.mark.parametrize("fault", [Unavailable("later"), Internal("trouble")])
+async def test_trouble_of_the_services_is_none(client: Client, fault: Exception) -> None:
+    client.fault = fault
+    assert await rewards_of("a", "b", rollout=["a", "b"]) == [None, None]
+
+
+async def test_a_service_that_is_not_there_is_an_error(client: Client) -> None:
+    client.fault = ServiceUnknown("no such service")
+    with pytest.raises(ServiceUnknown):
+        await rewards_of("a", rollout=["a"])
