@@ -8,13 +8,16 @@ from arl_wire.services import RegisterService
 
 __all__ = ["change_service", "register_service", "registered_services", "remove_service"]
 
-# A name that a node brings along is taken, too.
+# A name that a node brings along is taken, too. Wishes of one that no node brings any more go with it.
 REGISTER_SERVICE = text("""
-    insert into services (name, kind, source, options)
+    insert into services as s (name, kind, source, options)
     select :name, :kind, :source, cast(:options as jsonb)
      where not exists (select from nodes, jsonb_array_elements(nodes.services) as n
                         where n ->> 'name' = :name and n ->> 'registered' is distinct from 'true')
-        on conflict (name) do nothing
+        on conflict (name) do update
+       set kind = excluded.kind, source = excluded.source, options = excluded.options,
+           pinned = false, drained_at = null, load_requested_at = null, registered_at = now()
+     where s.kind is null
 """)
 
 CHANGE_SERVICE = text("""

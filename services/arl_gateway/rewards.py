@@ -76,6 +76,8 @@ class Rewards:
             raise Conflict(f"{answer.unsettled} actions of {name!r} have not settled; cancel them or wait for them")
         if not answer.removed:
             there = (await self.get(name)).name
+            if there in VERIFIERS:
+                raise Conflict(f"{there!r} is a program of the system, and is there wherever sandboxes are")
             raise Conflict(f"{there!r} comes along with its node; `drain` keeps it from taking anything new")
         await self._note(caller, "service.remove", name, "{}")
 
