@@ -133,6 +133,10 @@ class CudaDevice:
         assert isinstance(block, _Block)
         self._places.give_back(block.offset, block.size)
 
+    def check(self) -> None:
+        """An error of a kernel stays with the context, and the next call that waits for it says so."""
+        torch.cuda.synchronize(self._index)
+
     def close(self) -> None:
         self._stream.synchronize()
         for address in [*self._pinned]:

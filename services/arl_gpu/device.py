@@ -72,4 +72,7 @@ class Device(Protocol):
     def free(self, block: Block) -> None:
         """Give it back. No copy into it may be on its way, and no forward may read it."""
 
+    def check(self) -> None:
+        """Raises where nothing can be computed here any more, as after an illegal access on a GPU."""
+
     def close(self) -> None: ...

@@ -34,7 +34,6 @@ from arl_wire.internal import GrantBody
 __all__ = ["Manager"]
 
 _NODE = 0
-DEVICE = "cpu"
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +214,7 @@ class Manager:
                     "registered": each.is_registered,
                     "model": each.package,
                     "max_tokens": each.max_tokens,
-                    "device": DEVICE,
+                    "device": _kind(self._settings),
                     "slots": self._settings.slots,
                     "state": states.get(each.name, Residence.COLD),
                     "batches": self.scoring.batches[each.name],
@@ -234,12 +233,17 @@ def _description(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str
         "kind": "gpu",
         "url": settings.url,
         "epoch": uuid4(),
-        "driver": DEVICE,
+        "driver": _kind(settings),
         "capacity": json.dumps(capacity),
         "topology": json.dumps({"devices": [_device(name, settings) for name in settings.devices]}),
         "enforced": "[]",
         "templates": "[]",
     }
+
+
+def _kind(settings: GpuSettings) -> str:
+    """Of its devices: `cpu` or `cuda`."""
+    return settings.devices[0].partition(":")[0]
 
 
 def _device(name: str, settings: GpuSettings) -> dict[str, Any]:

@@ -169,6 +169,10 @@ class Residency:
         if (weights := self._weights.pop(name, None)) is not None:
             self._device.unregister(weights.content)
 
+    def check(self) -> None:
+        """Raises where the device can't be used any more."""
+        self._device.check()
+
     def close(self) -> None:
         """Once nobody uses anything."""
         for name in [*self._copies, *self._blocks]:

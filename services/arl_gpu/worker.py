@@ -79,7 +79,10 @@ class _Worker:
         }
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What was found, or why nothing was; and what is on the device now. `NotFreed` ends this process."""
+        """What was found, or why nothing was; and what is on the device now.
+
+        `NotFreed` ends this process, and so does a device that can't be used any more.
+        """
         op = order.pop("op")
         try:
             answer = self._does[op](**order)
@@ -88,6 +91,7 @@ class _Worker:
         except tuple(CODES) as error:
             answer = {"error": CODES[type(error)], "message": str(error)}
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
+            self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
             answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
         states = {name: state.value for name, state in self._residency.states.items()}

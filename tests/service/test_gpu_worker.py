@@ -104,6 +104,24 @@ async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_
         await worker.score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
 
 
+BEYOND_USE = """
+import json
+from arl_gpu import worker
+from arl_gpu.cpu_device import CpuDevice
+class Beyond(CpuDevice):
+    def check(self):
+        raise RuntimeError("an illegal memory access was encountered")
+worker.device_of = lambda name, **about: Beyond(1 << 20)
+worker.serve(channel, worker.Config(**json.loads(sys.argv[2])))
+"""
+
+
+async def test_a_device_that_is_beyond_use_ends_its_worker(start: Start) -> None:
+    worker = start(BEYOND_USE)
+    async with dying(worker, "ended with 1"):
+        await worker.score("broken", [A])
+
+
 async def test_a_worker_that_cannot_be_started_is_one_that_died(start: Start) -> None:
     before = files_open()
     worker = start(command=("/nowhere/python",))
