@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from support.postgres import Databases
 from support.system import System, running_system
@@ -28,6 +29,7 @@ async def run(api: httpx.AsyncClient, trajectory: str, *, wait_s: float, scope: 
     return (await api.post("/v1/actions", params={"wait": wait_s}, json=body)).json()
 
 
+@pytest.mark.slow
 async def test_a_static_pod_is_held_while_its_trajectory_thinks(databases: Databases) -> None:
     async with a_system(databases, "static", "2") as system, system.client() as api:
         assert (await run(api, "a", wait_s=10))["outcome"] == "ok"
@@ -39,6 +41,7 @@ async def test_a_static_pod_is_held_while_its_trajectory_thinks(databases: Datab
         assert (await api.get(f"/v1/actions/{second['id']}", params={"wait": 20})).json()["outcome"] == "ok"
 
 
+@pytest.mark.slow
 async def test_overcommitted_pods_run_beside_each_other(databases: Databases) -> None:
     async with a_system(databases, "overcommitted", "2") as system, system.client() as api:
         body = {"task": TASK, "argv": ["sleep", "300"]}

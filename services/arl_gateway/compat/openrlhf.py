@@ -36,7 +36,7 @@ class RewardRequest(BaseModel):
     labels: list[str | None] | None = None
 
 
-class Rewards(BaseModel):
+class RewardReply(BaseModel):
     rewards: list[float]
     scores: list[float]
     extra_logs: dict[str, list[float]]
@@ -45,7 +45,7 @@ class Rewards(BaseModel):
 @router.post(
     "/get_reward",
     operation_id="openrlhf_get_reward",
-    response_model=Rewards,
+    response_model=RewardReply,
     responses=documented(*ANY, *BODY, NotFound, NotScored, ServiceUnknown),
 )
 async def get_reward(body: RewardRequest, caller: Writer, request: Request, response: Response) -> Response:
