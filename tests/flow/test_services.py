@@ -129,5 +129,5 @@ async def test_a_service_that_comes_along_cannot_be_removed_and_one_that_is_not_
     api: httpx.AsyncClient,
 ) -> None:
     assert (await api.delete("/v1/services/minilm")).status_code == 409
-    assert (await api.post("/v1/services/nobody:load")).status_code == 404
-    assert (await api.post("/v1/services/minilm:dance")).status_code == 422
+    assert (await api.post("/v1/services/nobody/load")).status_code == 404
+    assert (await api.post("/v1/services/minilm/dance")).status_code == 422
