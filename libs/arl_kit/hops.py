@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -18,9 +18,10 @@ from arl_kit.settings import ServiceSettings
 from arl_kit.streamed import ReadToEnd
 from arl_wire.errors import Unauthenticated
 
-__all__ = ["Hops"]
+__all__ = ["Hops", "unless_gone"]
 
 Body = TypeVar("Body", bound=BaseModel)
+Answer = TypeVar("Answer")
 
 
 class Hops:
@@ -49,7 +50,10 @@ class Hops:
             except ValidationError as error:
                 found: list[Any] = error.errors(include_url=False, include_input=False)
                 raise validation_failed(found) from None
-            answered = await (_unless_gone(request, answer(asked)) if waits else answer(asked))
+            try:
+                answered = await (unless_gone(request, answer(asked)) if waits else answer(asked))
+            except ClientDisconnect:
+                answered = None
             if answered is None:
                 return Response(status_code=204)
             return Response(answered.model_dump_json(), media_type="application/json")
@@ -76,14 +80,16 @@ class Hops:
             raise Unauthenticated("this route is for other services of this installation")
 
 
-async def _unless_gone(request: Request, answering: Coroutine[Any, Any, BaseModel | None]) -> BaseModel | None:
-    """The answer, or nothing for a caller who went away meanwhile."""
+async def unless_gone(request: Request, answering: Awaitable[Answer]) -> Answer:
+    """Raises `ClientDisconnect` where the caller goes away before the answer. The body has to be read."""
     # What comes after a body is that.
-    tasks = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    tasks = asked, gone = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None
+        if not asked.done():
+            raise ClientDisconnect
+        return asked.result()
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.wait((asked, gone))

@@ -29,7 +29,6 @@ KINDS: Mapping[str, tuple[Form, ...]] = {
     "sequence-classifier": _TEXTS,
     "reranker": (_PAIR,),
     "logprobs": (("token_ids",), _TEXT),
-    "judge": (_TEXT, _PAIR, ("messages",), ("messages", "reference")),
     "python": (),
     **VERIFIERS,
 }

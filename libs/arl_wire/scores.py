@@ -65,7 +65,7 @@ class ScoreItem(Strict):
 
 
 class ItemError(BaseModel):
-    """Why there is no score of one item, as `empty_text`, `not_finite`, `no_verdict` or `verifier_timeout`."""
+    """Why there is no score of one item, as `empty_text`, `not_finite`, `bad_reference` or `verifier_timeout`."""
 
     code: str
     message: str

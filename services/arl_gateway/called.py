@@ -1,9 +1,8 @@
 """Routes that are called once for each score: a body in, an answer out, and none of FastAPI's resolving in between."""
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -13,9 +12,8 @@ from starlette.requests import ClientDisconnect
 from arl_gateway.routes import caller_of
 from arl_kit.app import json_only, validation_failed
 
-__all__ = ["CalledRoute", "unless_gone"]
+__all__ = ["CalledRoute"]
 
-Answer = TypeVar("Answer")
 NOBODY = 499
 """For the figures alone: the client went away."""
 
@@ -43,19 +41,6 @@ class CalledRoute(APIRoute):
                 return Response(status_code=NOBODY)
 
         return handle
-
-
-async def unless_gone(request: Request, answering: Awaitable[Answer]) -> Answer:
-    """Raises `ClientDisconnect` where the client goes away before. The body has to be read."""
-    tasks = asked, gone = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            raise ClientDisconnect
-        return asked.result()
-    finally:
-        asked.cancel()
-        gone.cancel()
 
 
 def _read(model: type[BaseModel], content: bytes) -> BaseModel:

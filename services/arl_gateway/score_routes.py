@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
-from arl_gateway.called import CalledRoute, unless_gone
+from arl_gateway.called import CalledRoute
 from arl_gateway.offered import Offered
 from arl_gateway.routes import ANY, BODY, Writer, trace_of, written
 from arl_gateway.scores import Ask, Scores
 from arl_kit.app import documented
+from arl_kit.hops import unless_gone
 from arl_wire.errors import ServiceUnknown
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scoring import ScoreAnswer, ScoreRequest

@@ -21,7 +21,6 @@ TOKENS = {"token_ids": [1, 2]}
         ("classifier", PAIR, "reference"),
         ("classifier", MESSAGES, "text"),
         ("sequence-classifier", {"text": "a"} | MESSAGES, "messages"),
-        ("judge", TOKENS, "text"),
         ("math", {"reference": "4"}, "text"),
     ],
 )

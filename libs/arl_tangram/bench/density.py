@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from arl_core.states import Outcome
+from arl_tangram.bench.cpu_time import descendants
 from arl_tangram.bench.memory import proportional_mib
 from arl_tangram.bench.own_system import OwnSystem, own_system
 from arl_tangram.client import AsyncTangram
@@ -122,19 +122,8 @@ def _charged_mib(system: OwnSystem) -> tuple[float, str]:
         for name in ("memory.usage_in_bytes", "memory.current"):
             if (tree / name).exists():
                 return sum(int(path.read_text()) for path in tree.glob(f"*/{name}")) / MIB, name
-    pids = _descendants(system.processes()["cpu-launcher"])
+    pids = descendants(system.processes()["cpu-launcher"])
     return sum(map(proportional_mib, pids)), "Pss"
-
-
-def _descendants(root: int) -> list[int]:
-    found: list[int] = []
-    left = [root]
-    while left:
-        pid = left.pop()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        found += map(int, children)
-        left += map(int, children)
-    return found
 
 
 def _true(trajectory: str, memory_mib: int) -> SubmitAction:

@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import Request, Response
 
 from arl_gateway.auth import Caller
-from arl_gateway.called import CalledRoute, unless_gone
+from arl_gateway.called import CalledRoute
 from arl_gateway.compat.places import Place
 from arl_gateway.routes import trace_of
 from arl_gateway.scores import Ask, Scored, Scores, parts
+from arl_kit.hops import unless_gone
 from arl_wire.errors import TooManyRequests, Unavailable
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import Score, ScoreItem
