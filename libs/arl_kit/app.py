@@ -13,6 +13,7 @@ import asyncpg
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +43,8 @@ SHOWN = 300
 SLOWEST_BODY = 64 << 10
 """Bytes a second."""
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
+NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
+"""Of FastAPI's own: spans come from rows when an action settles, and errors may quote what a client sent."""
 _TRACEPARENT = "tangram.traceparent"
 _UNREACHABLE = "the database is not reachable"
 
@@ -76,6 +79,7 @@ def create_app(
         docs_url="/docs" if public else None,
         redoc_url=None,
         separate_input_output_schemas=False,
+        telemetry=NO_TELEMETRY,
     )
     bounds = {"": max_body_bytes} if isinstance(max_body_bytes, int) else max_body_bytes
     app.add_middleware(_Envelope, bounds=bounds, body_timeout_s=body_timeout_s, metrics=metrics)

@@ -82,14 +82,14 @@ class Hops:
 
 async def unless_gone(request: Request, answering: Awaitable[Answer]) -> Answer:
     """Raises `ClientDisconnect` where the caller goes away before the answer. The body has to be read."""
-    # What comes after a body is that.
-    tasks = asked, gone = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    asked, gone = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    # What comes after a body is that the caller went away.
+    gone.add_done_callback(lambda _: asked.cancel())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            raise ClientDisconnect
-        return asked.result()
+        return await asked
+    except asyncio.CancelledError:
+        if gone.done() and asked.cancelled():
+            raise ClientDisconnect from None
+        raise
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait((asked, gone))
+        gone.cancel()

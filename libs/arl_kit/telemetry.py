@@ -20,7 +20,8 @@ def valid_traceparent(header: str | None) -> str | None:
 
 
 def new_traceparent() -> str:
-    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    trace, span = (drawn := secrets.token_hex(24))[:32], drawn[32:]
+    return f"00-{trace}-{span}-01"
 
 
 def trace_id_of(traceparent: str | None) -> str | None:

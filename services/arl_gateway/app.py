@@ -53,8 +53,10 @@ from arl_store.wake import Listener
 
 __all__ = ["build"]
 
+# They are tried in this order: first what is asked for with each action.
 ROUTERS = (
     submit_router,
+    score_router,
     router,
     trajectories,
     live_router,
@@ -62,7 +64,6 @@ ROUTERS = (
     archive_router,
     snapshot_router,
     reward_router,
-    score_router,
     *COMPATIBLE,
     trace_router,
     explain_router,

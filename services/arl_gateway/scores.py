@@ -2,8 +2,9 @@
 
 A row of its own for each call is more than half of what a score costs besides its forward (README, Decisions). So at
 most a few actions of one project, task and service are unsettled at a time, and calls that come meanwhile wait here
-and go together as the next one. A lone call goes at once. Nothing is scored before its action is durable, the action
-says whose each item is, and a call that fails by itself takes no other with it.
+and go together as the next one. A lone call goes at once; while another action is scored, the next one is given a
+moment for those who ask again as soon as they have an answer. Nothing is scored before its action is durable, the
+action says whose each item is, and a call that fails by itself takes no other with it.
 """
 
 import asyncio
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 RETRIES = 2
 """Of an action after an infra_error: a score may always be computed again."""
 LOOK_S = 20.0
+GATHER_SHARE = 0.1
+"""Of the time that the last action took: so long the next one waits for company while another is on its way."""
+GATHER_S = 0.05
+"""At most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,15 @@ class _Lane:
     key: tuple[int, str, str, int]
     waiting: deque[_Call] = field(default_factory=deque)
     flights: int = 0
+    took_s: float = 0.0
+    """The last action, from its first call to its answers."""
+    gathering: asyncio.TimerHandle | None = None
+    """Until it fires, whatever comes waits for company."""
+
+    @property
+    def lacks_company(self) -> bool:
+        """Nothing is lost by waiting for more: another action keeps the device busy meanwhile."""
+        return bool(self.flights) and len(self.waiting) < MAX_ITEMS and not self.waiting[0].ask.alone
 
 
 class Scores:
@@ -141,8 +155,12 @@ class Scores:
         elif call.flight.task is not None and all(each.answer.done() for each in call.flight.calls):
             call.flight.task.cancel()
 
-    def _go_on(self, lane: _Lane) -> None:
+    def _go_on(self, lane: _Lane, *, gathered: bool = False) -> None:
         while lane.waiting and (lane.flights < self._flights or lane.waiting[0].ask.alone):
+            if lane.lacks_company and not gathered:
+                self._gather(lane)
+                return
+            self._stop_gathering(lane)
             lane.flights += 1
             alone = lane.waiting[0].ask.alone
             flight = _Flight(
@@ -152,11 +170,27 @@ class Scores:
                 call.flight = flight
             flight.task = self._in_background(self._fly(lane, flight))
 
+    def _gather(self, lane: _Lane) -> None:
+        if lane.gathering is None:
+            wait_s = min(GATHER_S, GATHER_SHARE * lane.took_s)
+            lane.gathering = asyncio.get_running_loop().call_later(wait_s, self._gathered, lane)
+
+    def _stop_gathering(self, lane: _Lane) -> None:
+        if lane.gathering is not None:
+            lane.gathering.cancel()
+            lane.gathering = None
+
+    def _gathered(self, lane: _Lane) -> None:
+        lane.gathering = None
+        self._go_on(lane, gathered=True)
+
     async def _fly(self, lane: _Lane, flight: _Flight) -> None:
+        begun = time.monotonic()
         try:
             await self._answer(flight.calls)
         finally:
             lane.flights -= 1
+            lane.took_s = time.monotonic() - begun
             self._go_on(lane)
             self._forget(lane)
 

@@ -1,0 +1,103 @@
+"""Which calls become one action, with actions that settle when a test says so."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import uuid4
+
+from arl_core.states import Outcome, State
+from arl_gateway.auth import Caller
+from arl_gateway.scores import Ask, Scored, Scores
+from arl_gateway.service import Actions, Admitted, Trace
+from arl_wire.actions import Action, ActionResult, SubmitAction
+from arl_wire.internal import AskedFor
+from arl_wire.scores import Score, ScoreItem
+
+CALLER = Caller(1, 1, "default", frozenset({"actions:*"}))
+
+
+class Held:
+    """Admits at once, and settles an action with the lengths of its texts once it is let go."""
+
+    def __init__(self) -> None:
+        self.items: list[int] = []
+        self.gate = asyncio.Semaphore(0)
+        self._texts: dict[Any, list[str]] = {}
+
+    async def admit(self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]) -> Any:
+        admitted = Admitted(uuid4(), created=True)
+        self._texts[admitted.id] = [item.text or "" for item in action.items or ()]
+        self.items.append(len(self._texts[admitted.id]))
+        return admitted
+
+    async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
+        await self.gate.acquire()
+        scores, now = [Score(score=float(len(text))) for text in self._texts[admitted.id]], datetime.now(UTC)
+        result = ActionResult(grant_no=1, scores=scores)
+        outcome = {"state": State.SETTLED, "outcome": Outcome.OK, "created_at": now, "settled_at": now}
+        return Action(id=admitted.id, task="t", kind="score", result=result, **outcome)
+
+
+def scores_of(held: Held) -> Scores:
+    return Scores(cast(Actions, held), flights=2, max_waiting=100)
+
+
+def asking(scores: Scores, text: str, *, alone: bool = False) -> "asyncio.Task[Scored]":
+    ask = Ask(service="minilm", items=[ScoreItem(text=text)], task="t", alone=alone)
+    return asyncio.create_task(scores.score(ask, CALLER, Trace()))
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def test_a_lone_call_goes_at_once_and_those_after_it_together() -> None:
+    held = Held()
+    scores = scores_of(held)
+    calls = [asking(scores, "a" * (1 + at)) for at in range(4)]
+    await until(lambda: len(held.items) == 2)
+    assert held.items == [1, 3]
+    held.gate.release()
+    held.gate.release()
+    answers = await asyncio.gather(*calls)
+    assert [answer.entries[0].score for answer in answers] == [1.0, 2.0, 3.0, 4.0]
+    assert len({answer.action for answer in answers}) == 2
+
+
+async def test_once_nothing_is_on_its_way_nobody_waits_for_company() -> None:
+    held = Held()
+    scores = scores_of(held)
+    first = asking(scores, "a")
+    await until(lambda: held.items)
+    held.gate.release()
+    await first
+    second = asking(scores, "b")
+    await until(lambda: len(held.items) == 2)
+    held.gate.release()
+    await second
+
+
+async def test_what_goes_by_itself_waits_for_nobody() -> None:
+    held = Held()
+    scores = scores_of(held)
+    calls = [asking(scores, "a", alone=True) for _ in range(4)]
+    await until(lambda: held.items == [1, 1, 1, 1])
+    for _ in calls:
+        held.gate.release()
+    await asyncio.gather(*calls)
+
+
+async def test_who_hangs_up_while_company_is_waited_for_is_left_out() -> None:
+    held = Held()
+    scores = scores_of(held)
+    first, gone, stays = asking(scores, "a"), asking(scores, "b"), asking(scores, "c")
+    await until(lambda: scores.waiting == 3)
+    gone.cancel()
+    await until(lambda: len(held.items) == 2)
+    assert held.items == [1, 1]
+    held.gate.release()
+    held.gate.release()
+    assert (await first).entries[0].score == (await stays).entries[0].score == 1.0
+    assert scores.waiting == 0
