@@ -85,7 +85,7 @@ def test_reward_measures_scores_beside_their_forward_and_beside_a_server_of_othe
     sizes = ("--repeats", "1", "--seconds", "1", "--clients", "8", "--items", "4")
     document = bench("reward", *sizes, "--peer", "openrlhf")
     figures, samples = document["figures"], document["samples"]
-    for form in ("single", "batch"):
+    for form in ("single", "batch", "single_light", "batch_light"):
         assert all(figures[f"{name}_{form}"] > 0 for name in ("scores_per_s", "forward_cpu_ms", "client_cpu_ms"))
         assert {"gpu", "gateway", "postgres", "forward"} <= samples[form][0]["cpu_ms_each"].keys()
     for lengths in ("uniform", "mixed"):

@@ -1,7 +1,8 @@
 """What a score costs beside its forward: through the gateway, durable, one item a call and many.
 
 `single` and `batch` by the call that waits for its scores, which goes with others as one action; `action` by an action
-for each.
+for each. `single_light` and `batch_light` ask a service whose forward is the length of a text: what the way there and
+back costs where no slow model keeps the rate, and with it what goes together, low.
 
 The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart. Every score
 is compared with that of a forward without the system.
@@ -13,7 +14,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -23,6 +24,7 @@ import httpx
 
 from arl_core.states import Outcome
 from arl_tangram.bench.cpu_time import own_cpu_s
+from arl_tangram.bench.light import score
 from arl_tangram.bench.own_system import OwnSystem, own_system
 from arl_tangram.client import AsyncTangram
 from arl_tangram.rewards import score_action
@@ -38,6 +40,8 @@ MOST_WRONG = 2.0
 """Of two cosines."""
 Asked = Coroutine[Any, Any, "_Answer | None"]
 FORWARD = "tangram_gpu_forward_cpu_seconds_total"
+LIGHT = "light"
+CALLABLES = json.dumps({LIGHT: "arl_tangram.bench.light:score"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,23 +90,30 @@ class _Rate:
 
 def run_reward(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples, on a system of its own."""
-    with own_system(driver="simulated") as system:
+    with own_system(driver="simulated", environment={"TANGRAM_CALLABLES": CALLABLES}) as system:
         rows = asyncio.run(_measure(system, sizes, say))
     say("the same items without the system")
     return _figures(rows), {name: [_rounded(rate) for rate in rates] for name, rates in rows.items()}
 
 
 async def _measure(system: OwnSystem, sizes: Sizes, say: Callable[[str], None]) -> dict[str, list[_Rate]]:
-    rows: dict[str, list[_Rate]] = {"single": [], "batch": [], "action": []}
+    rows: dict[str, list[_Rate]] = {}
+    ways: tuple[tuple[str, Callable[..., Asked], int], ...] = (
+        ("single", partial(_call, SERVICE), 1),
+        ("batch", partial(_call, SERVICE), sizes.items),
+        ("action", _act, 1),
+        ("single_light", partial(_call, LIGHT), 1),
+        ("batch_light", partial(_call, LIGHT), sizes.items),
+    )
     numbers = itertools.count()
     async with system.client() as client:
-        if not await client.services():
+        if SERVICE not in {service.name for service in await client.services()}:
             raise Unavailable(f"this machine has no {SERVICE}; `tangram doctor` says how to get it")
-        await asyncio.gather(*(_call(client, next(numbers), 1) for _ in range(sizes.clients)))
+        await asyncio.gather(*(_call(SERVICE, client, next(numbers), 1) for _ in range(sizes.clients)))
         for repeat in range(sizes.repeats):
             say(f"repeat {repeat + 1} of {sizes.repeats}")
-            for name, ask, items in (("single", _call, 1), ("batch", _call, sizes.items), ("action", _act, 1)):
-                rows[name].append(await _rate(system, partial(ask, client), sizes, numbers, items))
+            for name, ask, items in ways:
+                rows.setdefault(name, []).append(await _rate(system, partial(ask, client), sizes, numbers, items))
     return rows
 
 
@@ -129,10 +140,10 @@ async def _rate(
     return _Rate(answers, sum(asked for asked, _ in parts), wall_s, used, await _forward_s(system) - forward)
 
 
-async def _call(client: AsyncTangram, first: int, items: int) -> _Answer | None:
+async def _call(service: str, client: AsyncTangram, first: int, items: int) -> _Answer | None:
     """By the call that waits for its scores; None where there were none."""
     try:
-        scores = await client.score(SERVICE, [_pair(first + at) for at in range(items)], task=TASK)
+        scores = await client.score(service, [_pair(first + at) for at in range(items)], task=TASK)
     except Unavailable:
         return None
     return _Answer(first, [score.score for score in scores])
@@ -169,11 +180,11 @@ def direct(pairs: Mapping[int, tuple[str, str]]) -> dict[int, float | None]:
 
 def _figures(rows: dict[str, list[_Rate]]) -> dict[str, float]:
     rates = [rate for found in rows.values() for rate in found]
-    answered = {
-        answer.first + at: score for rate in rates for answer in rate.answers for at, score in enumerate(answer.scores)
-    }
+    answered = _answered(rate for name, found in rows.items() if LIGHT not in name for rate in found)
+    light = _answered(rate for name, found in rows.items() if LIGHT in name for rate in found)
     right = direct({number: _pair(number) for number in answered})
     errors = [_error(score, right[number]) for number, score in answered.items()]
+    errors += [_error(found, score({"text": _pair(number)[0]})) for number, found in light.items()]
     figures = {
         "max_abs_error": max(errors, default=MOST_WRONG),
         "wrong_answers": float(sum(error > TOLERANCE for error in errors)),
@@ -185,6 +196,13 @@ def _figures(rows: dict[str, list[_Rate]]) -> dict[str, float]:
         figures[f"forward_cpu_ms_{name}"] = round(median(rate.of_each(rate.forward_s) for rate in found), 3)
         figures[f"client_cpu_ms_{name}"] = round(median(rate.of_each(rate.cpu_s["client"]) for rate in found), 3)
     return figures
+
+
+def _answered(rates: Iterable[_Rate]) -> dict[int, float | None]:
+    """By the number of the item."""
+    return {
+        answer.first + at: score for rate in rates for answer in rate.answers for at, score in enumerate(answer.scores)
+    }
 
 
 def _error(score: float | None, right: float | None) -> float:
