@@ -34,9 +34,10 @@ test-all: test
 	$(BIN)/python -m pytest -m 'slow or gpu' --durations=25 --durations-min=10
 	$(MAKE) test-torch
 
-# Beside the environment and not in it, so that everything else is measured and tested as it is installed.
+# Beside the environment and not in it, so that everything else is measured and tested as it is installed. Most of it
+# is never imported: compiling that takes longer than the installation.
 $(TORCH)/.ready: constraints.txt $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $(TORCH) torch transformers trl
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --target $(TORCH) torch transformers trl
 	@touch $@
 
 test-torch: $(TORCH)/.ready

@@ -30,7 +30,7 @@ def installed(directory: Path) -> Path:
     """Its command. It is large (850 MB), and this machine may not reach a package index."""
     venv.create(directory, with_pip=True)
     begun = time.monotonic()
-    pip = [directory / "bin" / "python", "-m", "pip", "install", "--quiet", PHOENIX]
+    pip = [directory / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile", PHOENIX]
     try:
         done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:

@@ -5,13 +5,14 @@
 are not known here are ignored, as vLLM does.
 """
 
+import sys
 import time
+from array import array
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, BaseModel, Field
 
@@ -115,7 +116,10 @@ def _values(entry: Score, at: int) -> list[float]:
 def _encoded(values: Sequence[float], encoding: str) -> list[float] | str:
     if encoding == "float":
         return list(values)
-    return b64encode(np.array(values, "<f4").tobytes()).decode()
+    numbers = array("f", values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return b64encode(numbers).decode()
 
 
 def said(prefix: str, place: Place, **content: Any) -> dict[str, Any]:
