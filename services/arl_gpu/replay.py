@@ -9,20 +9,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
-from uuid import uuid4
 
 from arl_core.eviction import Eviction
-from arl_core.fence import Fence
-from arl_gpu.jobs import Job, Report, cost_of
 from arl_gpu.kinds.model import Item
-from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scoring
 from arl_gpu.services import available
+from arl_gpu.timed import Asked, Timed, Watched
 from arl_gpu.turns import Turns
 from arl_gpu.worker import Config
-from arl_gpu.worker_client import Worker
-from arl_kit.metrics import Metrics
 
 __all__ = ["Replay", "Replayed", "replay"]
 
@@ -57,66 +50,6 @@ class Replayed:
     prefetched: int = 0
 
 
-class _Watched(Worker):
-    """Adds up what came and went."""
-
-    restored_s: list[float]
-    evicted: int
-    prefetched: int
-
-    def forget_moves(self) -> None:
-        self.restored_s, self.evicted, self.prefetched = [], 0, 0
-
-    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
-        answer = await super().score(service, items, waiting)
-        self.restored_s += answer["moves"]["restored_s"]
-        self.evicted += answer["moves"]["evicted"]
-        self.prefetched += answer["moves"]["prefetched"]
-        return answer
-
-
-class _Run:
-    def __init__(self, asked: Replay, worker: _Watched) -> None:
-        self._asked, self._worker = asked, worker
-        self._ends: dict[Fence, asyncio.Future[tuple[float, Report]]] = {}
-        turns = Turns(batch_tokens=asked.batch_tokens, begun_tokens=BEGUN_TOKENS, swap_wait_s=asked.swap_wait_s)
-        self._scoring = Scoring([worker], self._ended, failed=sys.exit, turns=turns, metrics=GpuMetrics(Metrics()))
-
-    async def run(self) -> Replayed:
-        """Every service is in host memory before the first request."""
-        for name in self._asked.services:
-            await self._worker.restore(name)
-        self._worker.forget_moves()
-        self._scoring.start()
-        begun = asyncio.get_running_loop().time()
-        ends = [await self._sent(begun + at, service, pairs) for at, service, pairs in self._asked.requests]
-        found = Replayed([], [])
-        for (at, _, pairs), (ended, report) in zip(self._asked.requests, await asyncio.gather(*ends), strict=True):
-            entries = json.loads(report.scores) if report.scores is not None else [{}] * len(pairs)
-            found.wait_s.append(ended - begun - at)
-            found.scores.append([entry.get("score") for entry in entries])
-            found.lost += report.outcome != "ok"
-        await self._scoring.stop()
-        worker = self._worker
-        found.restored_s, found.evicted, found.prefetched = worker.restored_s, worker.evicted, worker.prefetched
-        return found
-
-    async def _sent(
-        self, at: float, service: str, pairs: Sequence[tuple[str, str]]
-    ) -> "asyncio.Future[tuple[float, Report]]":
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(at - loop.time())
-        items: list[Item] = [{"text": text, "reference": reference} for text, reference in pairs]
-        costs = [cost_of(text) + cost_of(reference) for text, reference in pairs]
-        job = Job(Fence(uuid4(), 1), service, LIMIT_S, items, costs)
-        self._ends[job.fence] = loop.create_future()
-        self._scoring.add(job)
-        return self._ends[job.fence]
-
-    def _ended(self, report: Report) -> None:
-        self._ends[report.fence].set_result((asyncio.get_running_loop().time(), report))
-
-
 async def replay(asked: Replay) -> Replayed:
     """Raises `LookupError` where the model is not installed."""
     files = next(iter(available([asked.model])), None)
@@ -128,7 +61,29 @@ async def replay(asked: Replay) -> Replayed:
         copy_mib_per_s=asked.copy_mib_per_s,
         eviction=Eviction(asked.eviction),
     )
-    return await _Run(asked, _Watched(config, threads=asked.threads, limit_s=LIMIT_S)).run()
+    return await _replayed(asked, Watched(config, threads=asked.threads, limit_s=LIMIT_S))
+
+
+async def _replayed(asked: Replay, worker: Watched) -> Replayed:
+    """Every service is in host memory before the first request."""
+    for name in asked.services:
+        await worker.restore(name)
+    worker.forget_moves()
+    limits = {"batch_tokens": asked.batch_tokens, "begun_tokens": BEGUN_TOKENS}
+    timed = Timed(dict.fromkeys(asked.services, worker), lambda: Turns(swap_wait_s=asked.swap_wait_s, **limits))
+    ended = await timed.run([Asked(at, service, _items(pairs)) for at, service, pairs in asked.requests])
+    return Replayed(
+        wait_s=[each.wait_s for each in ended],
+        scores=[each.scores for each in ended],
+        lost=sum(not each.is_ok for each in ended),
+        restored_s=worker.restored_s,
+        evicted=worker.evicted,
+        prefetched=worker.prefetched,
+    )
+
+
+def _items(pairs: Sequence[tuple[str, str]]) -> list[Item]:
+    return [{"text": text, "reference": reference} for text, reference in pairs]
 
 
 if __name__ == "__main__":

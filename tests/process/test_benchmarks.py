@@ -113,6 +113,13 @@ def test_residency_measures_copies_and_waits_beside_those_of_other_policies_and_
     assert figures["wrong_answers"] == figures["lost"] == 0
 
 
+def test_sharing_measures_services_on_one_device_by_each_way_to_have_them_there() -> None:
+    figures = bench("sharing", "--device", "cpu", "--seconds", "2")["figures"]
+    ways = ("keep", "sleep", "reload", "share")
+    assert all(figures[f"{name}_{way}"] > 0 for name in ("act_mean_s", "act_p99_s") for way in ways)
+    assert figures["restores_share"] == figures["wrong_answers"] == figures["lost"] == 0
+
+
 def test_density_measures_resting_environments_and_an_exec_beside_them() -> None:
     figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
     assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))

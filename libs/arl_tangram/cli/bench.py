@@ -11,24 +11,29 @@ import httpx
 import typer
 
 from arl_tangram.bench import aoe as aoe_
-from arl_tangram.bench import copies as copies_
 from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution, real
-from arl_tangram.bench import residency as residency_
 from arl_tangram.bench import resizing as resizing_
-from arl_tangram.bench import reward as reward_
 from arl_tangram.bench import rounds as rounds_
 from arl_tangram.bench.execution import Peer, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
 from arl_tangram.bench.headline import HEADLINE, headline
 from arl_tangram.bench.overhead import Sizes, run_overhead
 from arl_tangram.bench.own_system import NoSandbox
-from arl_tangram.bench.peer_servers import PeerName, peers_directory
-from arl_tangram.bench.report import document
 from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
 from arl_tangram.bench.tracing import run_tracing
+from arl_tangram.cli import bench_rewards
+from arl_tangram.cli.bench_report import report
 from arl_tangram.cli.demo import system_up
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
+from arl_tangram.cli.output import (
+    EXIT_FAILED,
+    EXIT_NO_SANDBOX,
+    EXIT_USAGE,
+    JsonOption,
+    fail,
+    say,
+    stderr,
+)
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
 from arl_tangram.connection import resolve
@@ -37,13 +42,12 @@ from arl_wire.errors import TangramError
 
 __all__ = ["register"]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-
 group = typer.Typer(no_args_is_help=True, help="Benchmarks.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    bench_rewards.register(group)
     app.add_typer(group, name="bench")
 
 
@@ -62,7 +66,7 @@ def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
         except TangramError as error:
             fail(str(error))
     load = {"clients": CLIENTS, "cpu_s": 1.0, "limit_s": 10.0, "cores": cores, "probe_priority": 1}
-    _print(document("false-timeouts", load=load, figures=figures, samples=samples), as_json=as_json)
+    report("false-timeouts", as_json=as_json, load=load, figures=figures, samples=samples)
     if figures["ok_of_64"] != CLIENTS:
         raise typer.Exit(EXIT_FAILED)
 
@@ -82,7 +86,7 @@ def aoe(
     except TangramError as error:
         fail(str(error))
     load = asdict(sizes) | {"processes": 2, "plain_has": limits}
-    _print(document("aoe", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    report("aoe", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -101,7 +105,7 @@ def resize(
         figures, samples = resizing_.run_resizing(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    _print(document("resize", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    report("resize", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -117,7 +121,7 @@ def tracing(
     except (TangramError, RuntimeError) as error:
         fail(str(error))
     load = {"seconds": seconds, "batch": sizes.batch, "batches": sizes.batches, "sampler": "always_on"}
-    _print(document("tracing", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    report("tracing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -133,7 +137,7 @@ def overhead(
         figures, samples = run_overhead(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    _print(document("overhead", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    report("overhead", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command("exec")
@@ -155,7 +159,7 @@ def exec_(
         figures, samples = run_exec(sizes, peers, lambda line: stderr.print(line, markup=False))
     except (TangramError, httpx.HTTPError) as error:
         fail(str(error))
-    _print(document("exec", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    report("exec", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -171,75 +175,7 @@ def density(
         figures, found = density_.run_density(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    _print(document("density", load=asdict(sizes), figures=figures, samples=found), as_json=as_json)
-
-
-@group.command()
-def reward(
-    as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all are measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Of each.")] = 10,
-    clients: Annotated[int, typer.Option(min=1, help="At once.")] = 32,
-    items: Annotated[int, typer.Option(min=1, max=256, help="In one call of the second measurement.")] = 32,
-    peers: Annotated[bool, typer.Option("--peers", help="Beside all servers of others, too.")] = False,
-    peer: Annotated[list[PeerName] | None, typer.Option(help="Beside this one, too; may be given again.")] = None,
-    peers_dir: Annotated[Path | None, typer.Option(help="They are installed there; ~/.cache/tangram/peers.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of a forward, beside others.")] = 1,
-) -> None:
-    """Scores a second, and what one costs beside its forward: one item a call and many, on a system of its own."""
-    from arl_tangram.bench import reward_peers  # aiohttp comes with it
-
-    sizes = reward_.Sizes(repeats=repeats, seconds=seconds, clients=clients, items=items, threads=threads)
-    names = list(PeerName) if peers else peer or []
-    try:
-        figures, samples = reward_.run_reward(sizes, _say)
-        if names:
-            beside, found = reward_peers.run_peers(sizes, names, peers_dir or peers_directory(), _say)
-            figures, samples = figures | beside, samples | found
-    except TangramError as error:
-        fail(str(error))
-    load = asdict(sizes) | {"peers": names}
-    _print(document("reward", load=load, figures=figures, samples=samples, repeats=repeats), as_json=as_json)
-    if any(count for name, count in figures.items() if name.startswith(("wrong_answers", "lost"))):
-        raise typer.Exit(EXIT_FAILED)
-
-
-@group.command()
-def residency(
-    as_json: JsonOption = False,
-    short: Annotated[bool, typer.Option("--short", help="A quarter of a minute, once.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 30,
-) -> None:
-    """Copies to a device that has room for 3 of 12 reward services, ours beside the least recently used one's."""
-    sizes = residency_.Sizes(repeats=1, seconds=3, burst_s=2) if short else residency_.Sizes()
-    if not short:
-        sizes = replace(sizes, repeats=repeats, seconds=seconds)
-    try:
-        figures, samples = residency_.run_residency(sizes, lambda line: stderr.print(line, markup=False))
-    except TangramError as error:
-        fail(str(error))
-    found = document("residency", load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
-    _print(found, as_json=as_json)
-    if figures["wrong_answers"] or figures["lost"]:
-        raise typer.Exit(EXIT_FAILED)
-
-
-@group.command()
-def restore(
-    as_json: JsonOption = False,
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
-    repeats: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 5,
-    small_mib: Annotated[int, typer.Option(min=1, help="In place of 0.6 billion parameters.")] = copies_.SMALL_MIB,
-    large_mib: Annotated[int, typer.Option(min=1, help="In place of 8 billion.")] = copies_.LARGE_MIB,
-) -> None:
-    """Synthetic weights onto a device and off it, beside a plain copy: GB/s, eviction, time to a first score."""
-    sizes = copies_.Sizes(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
-    try:
-        figures, samples = copies_.run_copies(sizes, lambda line: stderr.print(line, markup=False))
-    except TangramError as error:
-        fail(str(error))
-    _print(document("restore", load=asdict(sizes), figures=figures, samples=samples, repeats=repeats), as_json=as_json)
+    report("density", as_json=as_json, load=asdict(sizes), figures=figures, samples=found)
 
 
 class PaperMode(StrEnum):
@@ -298,12 +234,9 @@ def paper(
     except (TangramError, RuntimeError) as error:
         fail(str(error))
     load = {"mode": mode, **found.load, "paper": HEADLINE}
-    report = document("paper", load=load, figures=found.figures, samples=found.samples, repeats=found.repeats)
-    if as_json:
-        print_json(report)
-        return
-    for line in (*found.lines, *headline()):
-        stdout.print(line, markup=False)
+    lines = None if as_json else (*found.lines, *headline())
+    samples, repeats = found.samples, found.repeats
+    report("paper", as_json=as_json, load=load, figures=found.figures, samples=samples, repeats=repeats, lines=lines)
 
 
 def _simulated_paper(wanted: _Wanted) -> _Comparison:
@@ -311,7 +244,7 @@ def _simulated_paper(wanted: _Wanted) -> _Comparison:
 
     sizes = paper_.Sizes.short() if wanted.short else paper_.Sizes()
     sizes = replace(sizes, levels=wanted.levels or sizes.levels)
-    figures, samples = paper_.run_paper(sizes, _say)
+    figures, samples = paper_.run_paper(sizes, say)
     load = {"workload": "prototype", **asdict(sizes)}
     lines = list(paper_.table(figures, sizes.levels))
     return _Comparison(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
@@ -323,20 +256,16 @@ def _control_paper(wanted: _Wanted) -> _Comparison:
     sizes = control.Sizes.short() if wanted.short else control.Sizes()
     compression = wanted.compression or sizes.compression
     sizes = replace(sizes, levels=wanted.levels or sizes.levels, compression=compression)
-    figures, samples = control.run_control(sizes, _say)
+    figures, samples = control.run_control(sizes, say)
     load = {"workload": "prototype, its coding task", **asdict(sizes)}
     return _Comparison(load, figures, samples, list(control.table(samples["runs"])))
 
 
 def _real_paper(wanted: _Wanted) -> _Comparison:
     sizes = real.Sizes.of_this_machine(short=wanted.short)
-    figures, samples = real.run_real(sizes, _say)
+    figures, samples = real.run_real(sizes, say)
     load = {"workload": "the demo's rollouts", **asdict(sizes), "think_scale": THINK_SCALE}
     return _Comparison(load, figures, samples, list(real.table(figures, sizes)))
-
-
-def _say(line: str) -> None:
-    stderr.print(line, markup=False)
 
 
 @group.command()
@@ -347,11 +276,11 @@ def rounds(
     """What deciding costs under very many waiting actions, without Postgres; with it, how long reading them takes."""
     sizes = rounds_.Sizes.short() if short else rounds_.Sizes()
     try:
-        figures, samples = rounds_.run_rounds(sizes, _say)
+        figures, samples = rounds_.run_rounds(sizes, say)
     except (TangramError, RuntimeError, TimeoutError) as error:
         fail(str(error) or type(error).__name__)
     load = {**asdict(sizes), "policy": "spar_m"}
-    _print(document("rounds", load=load, figures=figures, samples=samples, repeats=sizes.repeats), as_json=as_json)
+    report("rounds", as_json=as_json, load=load, figures=figures, samples=samples, repeats=sizes.repeats)
 
 
 @group.command()
@@ -365,7 +294,7 @@ def soak(
     except TangramError as error:
         fail(str(error))
     load = {"actions": actions, "batch": BATCH, "batches_at_once": BATCHES, **RETENTION}
-    _print(document("soak", load=load, figures=figures, samples=samples), as_json=as_json)
+    report("soak", as_json=as_json, load=load, figures=figures, samples=samples)
 
 
 async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
@@ -389,11 +318,3 @@ def _swerex(url: str | None, token: str) -> Iterator[Peer]:
     if url is not None:
         body = {"command": ["python3", "-c", execution.PROGRAM]}
         yield Peer(name="swerex", url=f"{url.rstrip('/')}/execute", body=body, headers={"X-API-Key": token})
-
-
-def _print(report: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(report)
-        return
-    for name, value in report["figures"].items():
-        stdout.print(f"{name:30} {value:g}")

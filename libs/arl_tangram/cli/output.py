@@ -15,8 +15,10 @@ __all__ = [
     "EXIT_USAGE",
     "Format",
     "FormatOption",
+    "JsonOption",
     "fail",
     "print_json",
+    "say",
     "stderr",
     "stdout",
 ]
@@ -39,6 +41,7 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
 def print_json(value: Any) -> None:
@@ -51,3 +54,8 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """End the command with a sentence on standard error."""
     stderr.print(f"tangram: {message}", markup=False)
     raise typer.Exit(code)
+
+
+def say(line: str) -> None:
+    """How far it is, on standard error."""
+    stderr.print(line, markup=False)

@@ -1,0 +1,168 @@
+"""Twelve services that do not fit on one device together, by four ways to have them there, under the same requests.
+
+Ours; copied out and in, as engines that sleep do; read from their files; and each with a twelfth of a device that has
+room for all. All four go through the manager's own loop and planner, so that what differs is what a restore and an
+eviction do. The weights are synthetic, of the sizes of models from 0.6 to 8 billion parameters, or on the CPU device as
+much smaller as its copies and products are slower.
+"""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from arl_wire.errors import Unavailable
+
+__all__ = ["WAYS", "Sizes", "load_of", "run_sharing"]
+
+BILLIONS = (8.0, 4.0, 4.0, 1.7, 1.7, 1.7, 1.7, 0.6, 0.6, 0.6, 0.6, 0.6)
+"""Parameters, of 2 bytes each: 52 GB together."""
+MIB_PER_BILLION = 1907.35
+WAYS = ("keep", "sleep", "reload", "share")
+OURS = "keep"
+TOLERANCE = 1e-2
+"""Of what products of bfloat16 in other batches may differ by; another service's answer is none that is near."""
+CPU_TOLERANCE = 1e-4
+LIMIT_S = 1800
+ERROR = re.compile(r"[\w.]+: ")
+"""The last line of a traceback; all before it have more words, or are indented."""
+
+Request = tuple[float, str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The load: bursts of sequences for one service, as the rollouts of one prompt end one after the other."""
+
+    device: str = "cpu"
+    ways: Sequence[str] = WAYS
+    repeats: int = 1
+    seconds: float = 40.0
+    room: float = 0.5
+    """Part of all weights that fit on the device at once, where services take turns."""
+    bursts_per_s: float = 1.0
+    burst_requests: int = 12
+    burst_s: float = 4.0
+    skew: float = 1.0
+    """Zipf's exponent: how much more often the first service is asked than the others."""
+    swap_wait_s: float = 1.5
+    seed: int = 0
+    directory: str = field(default_factory=tempfile.gettempdir)
+    """On a real disk, where files are that are read anew."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def mib(self) -> dict[str, int]:
+        """On the CPU device, 8 billion parameters are 64 MiB."""
+        of_a_billion = MIB_PER_BILLION if self.is_gpu else 8.0
+        return {f"{size}b-{number:02d}": max(1, int(of_a_billion * size)) for number, size in enumerate(BILLIONS)}
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of a sequence: the median, and the most."""
+        return (1024, 4096) if self.is_gpu else (24, 96)
+
+    @property
+    def copy_mib_per_s(self) -> float | None:
+        """A GPU has a bus; the CPU device is given one in proportion: 64 MiB in 0.3 s, as 16 GB take on PCIe 5."""
+        return None if self.is_gpu else 213.0
+
+
+def run_sharing(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Figures and samples. Raises `Unavailable` where there is no such device, or no room."""
+    rows: dict[str, list[dict[str, Any]]] = {way: [] for way in sizes.ways}
+    for repeat in range(sizes.repeats):
+        requests = _requests(sizes, seed=sizes.seed + repeat)
+        for way in sizes.ways:
+            say(f"repeat {repeat + 1} of {sizes.repeats}: {len(requests)} requests, {way}")
+            rows[way].append(_shared(sizes, requests, way))
+    return _figures(sizes, rows), {way: [_sample(row) for row in found] for way, found in rows.items()}
+
+
+def _requests(sizes: Sizes, *, seed: int) -> list[Request]:
+    """In order of their times. The larger a service is, the rarer: teachers of many domains, one of them general."""
+    rng = random.Random(seed)
+    names = [*reversed(sizes.mib)]
+    weights = [1 / (rank + 1) ** sizes.skew for rank in range(len(names))]
+    usual, most = sizes.tokens
+    found: list[Request] = []
+    begins = rng.expovariate(sizes.bursts_per_s)
+    while begins < sizes.seconds:
+        [name] = rng.choices(names, weights)
+        times = (begins + rng.uniform(0, sizes.burst_s) for _ in range(sizes.burst_requests))
+        found += [(at, name, min(most, max(1, int(usual * rng.lognormvariate(0, 0.6))))) for at in times]
+        begins += rng.expovariate(sizes.bursts_per_s)
+    return sorted(found)
+
+
+def _shared(sizes: Sizes, requests: Sequence[Request], way: str) -> dict[str, Any]:
+    asked = {
+        "mib": sizes.mib,
+        "requests": requests,
+        "way": way,
+        "device": sizes.device,
+        "device_mib": max(max(sizes.mib.values()), int(sizes.room * sum(sizes.mib.values()))),
+        "copy_mib_per_s": sizes.copy_mib_per_s,
+        "swap_wait_s": sizes.swap_wait_s,
+        "directory": sizes.directory,
+    }
+    command = [sys.executable, "-P", "-m", "arl_gpu.sharing"]
+    done = subprocess.run(
+        command, input=json.dumps(asked), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode:
+        raise Unavailable(_why(done.stderr))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _why(words: str) -> str:
+    """What the worker ended with, which is said before what its end led to."""
+    lines = [line.strip() for line in words.splitlines()]
+    return next((line for line in lines if ERROR.match(line)), lines[-1] if lines else "it ended without a word")
+
+
+def _figures(sizes: Sizes, rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    figures: dict[str, float] = {"lost": float(sum(row["lost"] for found in rows.values() for row in found))}
+    figures["wrong_answers"] = float(_wrong(sizes, rows))
+    for way, found in rows.items():
+        figures[f"act_mean_s_{way}"] = round(median(fmean(row["act_s"]) for row in found), 4)
+        figures[f"act_p99_s_{way}"] = round(median(quantiles(row["act_s"], n=100)[98] for row in found), 4)
+        figures[f"restores_{way}"] = median(len(row["restored_s"]) for row in found)
+        if OURS in rows and way != OURS:
+            pairs = zip(found, rows[OURS], strict=True)
+            figures[f"act_over_ours_{way}"] = round(median(fmean(a["act_s"]) / fmean(b["act_s"]) for a, b in pairs), 3)
+    return figures
+
+
+def _wrong(sizes: Sizes, rows: dict[str, list[dict[str, Any]]]) -> int:
+    """Answers to one request that differ with the way: then another service's weights answered one of them."""
+    tolerance = TOLERANCE if sizes.is_gpu else CPU_TOLERANCE
+    wrong = 0
+    for repeat in range(sizes.repeats):
+        answers = zip(*(found[repeat]["scores"] for found in rows.values()), strict=True)
+        wrong += sum(None in each or max(each) - min(each) > tolerance for each in answers)
+    return wrong
+
+
+def _sample(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "act_s": [round(cut, 4) for cut in quantiles(row["act_s"], n=20)],
+        "restore_s": [round(took, 4) for took in row["restored_s"]],
+        "evictions": row["evicted"],
+        "prepared_s": round(row["prepared_s"], 2),
+    }
+
+
+def load_of(sizes: Sizes) -> dict[str, Any]:
+    """What was asked, for the document."""
+    return asdict(sizes) | {"mib": sizes.mib, "copy_mib_per_s": sizes.copy_mib_per_s}

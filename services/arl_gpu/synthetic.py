@@ -1,0 +1,226 @@
+"""Services with synthetic weights, and devices that bring them there in other ways than ours: for benchmarks alone.
+
+`python -m arl_gpu.synthetic FD CONFIG` is a worker as `arl_gpu.worker` is, of services of kind `synthetic` and of one
+`way` to have several of them on one device. Copies and products do not look at values, so that weights of any size can
+stand in for a model's; a service still answers with numbers that no other one would find.
+"""
+
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arl_gpu import kinds
+from arl_gpu.device import Block, Device, Event
+from arl_gpu.kinds.model import Item, Model, Scored
+from arl_gpu.worker import Config, serve
+
+__all__ = ["SharedConfig", "Synthetic", "Way"]
+
+MIB = 1 << 20
+CPU_WIDTH, GPU_WIDTH = 512, 4096
+"""Of a square layer; 8 billion parameters have the wider one."""
+
+
+class Way(StrEnum):
+    """How services that do not fit together take turns on one device, or that they need not."""
+
+    KEEP = "keep"
+    """Ours: a copy in host memory for good, from which they come; what leaves is dropped."""
+    SLEEP = "sleep"
+    """Copied out when they leave and in when they come, as engines that sleep do."""
+    RELOAD = "reload"
+    """Read from their file whenever they come."""
+    SHARE = "share"
+    """All there at once, each with its part of the device: its forwards take so many times as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedConfig(Config):
+    """`shares`: of how many parts of the device this worker has one."""
+
+    way: Way = Way.KEEP
+    shares: int = 1
+
+    def open_device(self) -> Device:
+        """Raises where it is not there, or has less room than `device_mib`."""
+        if self.device == "cpu":
+            device = Config.open_device(self)
+        else:
+            from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+
+            device = CudaDevice(int(self.device.removeprefix("cuda:")), capacity=self.device_mib * MIB)
+        wrapped: Device = {Way.SLEEP: _CopiedOut, Way.RELOAD: _Reloaded}.get(Way(self.way), lambda same: same)(device)
+        return wrapped
+
+
+@dataclass(slots=True)
+class _Weights:
+    content: memoryview
+
+
+class Synthetic:
+    """Square layers, each the same one of the service's own; an item's `token_ids` are multiplied with all of them.
+
+    `options`: its `name` and `seed`, `mib` of weights, the `way`, whether a GPU computes (`cuda`), and of how many
+    `shares` of it this service has one.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        self._on_gpu, self._shares = bool(options["cuda"]), int(options["shares"])
+        self._width = GPU_WIDTH if self._on_gpu else CPU_WIDTH
+        layer = _layer(int(options["seed"]), self._width, on_gpu=self._on_gpu)
+        self._layers = max(1, int(options["mib"]) * MIB // len(layer))
+        content = bytearray(len(layer) * self._layers)
+        for start in range(0, len(content), len(layer)):
+            content[start : start + len(layer)] = layer
+        on_disk = options["way"] == Way.RELOAD
+        self.weights = _Weights(_on_disk(directory / options["name"], content) if on_disk else memoryview(content))
+
+    @property
+    def backend(self) -> str:
+        return "torch" if self._on_gpu else "numpy"
+
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
+        begun, cpu = time.monotonic(), time.process_time()
+        lengths = [len(item["token_ids"]) for item in items]
+        given = np.concatenate([np.asarray(item["token_ids"], np.float32) for item in items])
+        found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content)
+        ends = np.cumsum(lengths)
+        entries = [
+            {"score": float(found[end - length : end].mean())} for end, length in zip(ends, lengths, strict=True)
+        ]
+        took = time.monotonic() - begun
+        # What a share of the device leaves to others.
+        time.sleep((self._shares - 1) * took)
+        return Scored(entries, len(items), sum(lengths), 0.0, time.process_time() - cpu, self._shares * took)
+
+    def _cpu_forward(self, given: Any, content: Any) -> Any:
+        hidden = np.cos(np.outer(given, np.arange(1, self._width + 1, dtype=np.float32)))
+        for layer in np.frombuffer(content, np.float32).reshape(self._layers, self._width, self._width):
+            hidden = hidden @ layer
+        return hidden[:, 0]
+
+    def _gpu_forward(self, given: Any, content: Any) -> Any:
+        import torch  # only where there is a GPU
+
+        tokens = torch.from_numpy(given).to(content.device)
+        hidden = torch.cos(torch.outer(tokens, torch.arange(1, self._width + 1, device=content.device)))
+        hidden = hidden.to(torch.bfloat16)
+        for layer in content.view(torch.bfloat16).view(self._layers, self._width, self._width):
+            hidden = hidden @ layer
+        return hidden[:, 0].float().cpu().numpy()
+
+
+def _layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
+    """An orthogonal matrix, as far as rounding goes, so that numbers neither vanish nor overflow in many layers.
+
+    A reflection: the identity less twice the projection onto a random direction, with its rows in another order.
+    """
+    rng = np.random.default_rng(seed)
+    direction = rng.standard_normal(width).astype(np.float32)
+    direction /= np.linalg.norm(direction)
+    matrix = np.eye(width, dtype=np.float32)[rng.permutation(width)]
+    matrix -= 2 * np.outer(matrix @ direction, direction)
+    if not on_gpu:
+        return matrix.tobytes()
+    # bfloat16 is the upper half of a float32.
+    return (matrix.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+class _OnDisk(mmap.mmap):
+    """A file's bytes, as they are on the disk: what the system remembers of it can be forgotten."""
+
+    descriptor: int
+
+    def forget(self) -> None:
+        self.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _on_disk(path: Path, content: bytearray) -> memoryview:
+    with path.open("w+b") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        mapped = _OnDisk(file.fileno(), len(content))
+        mapped.descriptor = os.dup(file.fileno())
+    return memoryview(mapped)
+
+
+class _Wrapped:
+    """Answers `arl_gpu.device.Device` with another one's answers."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+class _CopiedOut(_Wrapped):
+    """What leaves is copied into registered memory that was made ready before, which is the best that engines do."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._kept: dict[int, memoryview] = {}
+        """Room for what leaves, by its size."""
+
+    def register(self, content: memoryview) -> None:
+        self._device.register(content)
+        if len(content) not in self._kept:
+            self._kept[len(content)] = memoryview(bytearray(len(content)))
+            self._device.register(self._kept[len(content)])
+
+    def free(self, block: Block) -> None:
+        kept, view = self._kept[block.size], block.view()
+        if self._device.kind == "cuda":
+            import torch  # only where there is a GPU
+
+            torch.frombuffer(kept, dtype=torch.uint8).copy_(view, non_blocking=True)
+            torch.cuda.synchronize()
+        else:
+            begun = time.monotonic()
+            np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(view, np.uint8))
+            # A bus of the same bandwidth both ways.
+            time.sleep(max(0.0, block.size * BUS["s_per_byte"] - (time.monotonic() - begun)))
+        self._device.free(block)
+
+
+class _Reloaded(_Wrapped):
+    """What comes is read from its file into plain memory, and goes on from there."""
+
+    def register(self, content: memoryview) -> None:
+        """Nothing stays in host memory."""
+
+    def unregister(self, content: memoryview) -> None:
+        """Nothing was."""
+
+    def copy_async(self, block: Block, content: memoryview) -> Event:
+        assert isinstance(content.obj, _OnDisk)
+        content.obj.forget()
+        return self._device.copy_async(block, memoryview(bytearray(content)))
+
+
+BUS = {"s_per_byte": 0.0}
+
+
+def _make(directory: Path, options: Mapping[str, Any]) -> Model:
+    return Synthetic(directory, options)
+
+
+if __name__ == "__main__":
+    config = SharedConfig(**json.loads(sys.argv[2]))
+    if config.copy_mib_per_s:
+        BUS["s_per_byte"] = 1 / (config.copy_mib_per_s * MIB)
+    kinds.MAKERS = {**kinds.MAKERS, "synthetic": _make}
+    serve(socket.socket(fileno=int(sys.argv[1])), config)
