@@ -5,13 +5,14 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 3 not running, 5 no sandbox works 
 
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from arl_tangram.cli import (
     actions,
     audit,
-    bench,
     demo,
     doctor,
     environments,
@@ -33,8 +34,24 @@ from arl_tangram.cli.output import EXIT_FAILED
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """Benchmarks are a quarter of all that is imported, so they are only read where somebody wants one or the list."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), "bench"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name != "bench":
+            return super().get_command(ctx, cmd_name)
+        from arl_tangram.cli import bench
+
+        return typer.main.get_command(bench.group)
+
+
 app = typer.Typer(
     name="tangram",
+    cls=_Commands,
     help="Action-level resource management for agentic reinforcement learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,7 +59,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, environments),
-    *(keys, queues, projects, nodes, plan, templates, demo, bench, simulate),
+    *(keys, queues, projects, nodes, plan, templates, demo, simulate),
 )
 for module in COMMANDS:
     module.register(app)

@@ -40,15 +40,12 @@ from arl_tangram.connection import resolve
 from arl_tangram.demo.attempts import THINK_SCALE
 from arl_wire.errors import TangramError
 
-__all__ = ["register"]
+__all__ = ["group"]
 
-group = typer.Typer(no_args_is_help=True, help="Benchmarks.")
+group = typer.Typer(name="bench", no_args_is_help=True, help="Benchmarks.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    bench_rewards.register(group)
-    app.add_typer(group, name="bench")
+bench_rewards.register(group)
 
 
 @group.callback()
