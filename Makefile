@@ -27,8 +27,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	@$(BIN)/tangram demo || { [ $$? -eq 5 ] && $(BIN)/tangram demo --unsafe-local; }
 
+# Half of it waits for processes to start; a file's tests share a system, so they stay together.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -m 'not slow and not gpu' --durations=15 --durations-min=4
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 --dist loadfile --durations=15 --durations-min=4
 
 test-all: test
 	$(BIN)/python -m pytest -m 'slow or gpu' --durations=25 --durations-min=10

@@ -31,7 +31,7 @@ ACCEPT = {
     "gpu": ("scheduler",),
     "gateway": (),
 }
-READY_S = 20.0
+READY_S = 30.0
 
 
 @dataclass
@@ -62,8 +62,13 @@ class System:
     def log(self, service: str) -> str:
         return (self.directory / f"{service}.log").read_text()
 
-    async def start(self, name: str) -> None:
-        """A name like `scheduler-2` stands for one more of that service, with overrides of its own."""
+    async def start(self, *names: str) -> None:
+        """All at once. A name like `scheduler-2` stands for one more of that service, with overrides of its own."""
+        for name in names:
+            self._spawn(name)
+        await asyncio.gather(*(self.wait_ready(name) for name in names))
+
+    def _spawn(self, name: str) -> None:
         module = "arl_cpu.launcher" if name == "launcher" else f"arl_{_service(name)}"
         if name != "launcher" and name not in self.ports:
             [self.ports[name]] = free_ports(1)
@@ -72,7 +77,6 @@ class System:
             [sys.executable, "-m", module], env=self._environment(name), stdout=log, stderr=log, start_new_session=True
         )
         log.close()
-        await self.wait_ready(name)
 
     async def wait_ready(self, name: str) -> None:
         """Until it answers, or with its log if it ended before."""
@@ -170,8 +174,7 @@ async def running_system(
     try:
         if driver != "simulated":
             await system.start("launcher")
-        for name in (*SERVICES, "gpu") if scores else SERVICES:
-            await system.start(name)
+        await system.start(*SERVICES, *(["gpu"] if scores else []))
         yield system
     finally:
         system.stop()
