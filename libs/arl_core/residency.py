@@ -51,6 +51,10 @@ class Holding:
     use: Use = UNUSED
     pinned: bool = False
     """Never evicted for another one."""
+    host_size: int = 0
+    """Bytes in host memory that are ours to count; an engine keeps its own."""
+    stays: bool = False
+    """It was told to leave and did not: others have to do without its bytes until it is heard of again."""
 
     @property
     def bytes_on_device(self) -> int:
@@ -58,8 +62,8 @@ class Holding:
 
     @property
     def is_idle(self) -> bool:
-        """On the device, and nobody uses it."""
-        return self.state is Residence.RESIDENT and not self.users
+        """On the device, nobody uses it, and it would leave."""
+        return self.state is Residence.RESIDENT and not self.users and not self.stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +126,14 @@ class Occupancy:
             raise WrongState(f"{name} is on the device")
         return replace(self, services={n: each for n, each in self.services.items() if n != name})
 
-    def loaded(self, name: str, size: int, *, took_s: float = 0.0) -> "Occupancy":
-        """Its weights are in host memory."""
+    def loaded(self, name: str, size: int, *, took_s: float = 0.0, host_size: int | None = None) -> "Occupancy":
+        """Its weights are in host memory; `host_size`: of them that which counts there, where it is not all."""
         held = replace(self._in(name, Residence.COLD), state=Residence.HOST, size=size, load_s=took_s)
-        return self._with(name, held)
+        return self._with(name, replace(held, host_size=size if host_size is None else host_size))
+
+    def staying(self, name: str, *, on: bool) -> "Occupancy":
+        """Whether it keeps its bytes though it was told to leave."""
+        return self._with(name, replace(self.of(name), stays=on))
 
     def cooled(self, name: str) -> "Occupancy":
         """Its weights are in their file alone."""
@@ -134,14 +142,14 @@ class Occupancy:
     @property
     def on_host(self) -> int:
         """Bytes in host memory. What is on the device stays there, too, so that nothing is copied back."""
-        return sum(each.size for each in self.services.values() if each.state is not Residence.COLD)
+        return sum(each.host_size for each in self.services.values() if each.state is not Residence.COLD)
 
     def cooling(self, budget: int, *, keep: str, now: float = 0.0) -> tuple[str, ...] | None:
         """Services to take out of host memory until it holds no more than `budget`; None where that can't be.
 
         First those that are not on the device, by what reading them again costs and how often they are used.
         """
-        may = {n: each for n, each in self.services.items() if n != keep and not each.pinned}
+        may = {n: each for n, each in self.services.items() if n != keep and not each.pinned and each.host_size}
         off = [_candidate(n, each, now, each.load_s) for n, each in may.items() if each.state is Residence.HOST]
         on = [_candidate(n, each, now, each.load_s) for n, each in may.items() if each.is_idle]
         return victims([*leaving(off), *leaving(on)], missing=self.on_host - budget)

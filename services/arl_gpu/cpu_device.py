@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
-from arl_gpu.places import Places, aligned
+from arl_gpu.places import Lent, Places, aligned
 
 __all__ = ["CpuDevice", "Fault"]
 
@@ -98,6 +98,11 @@ class CpuDevice:
             raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
         return _Block(self._places.take(size), size, self._arena)
 
+    def lend(self, size: int) -> Block:
+        if self._fault("alloc", size):
+            raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
+        return self._places.lend(size)
+
     def copy_async(self, block: Block, content: memoryview) -> Event:
         if len(content) != block.size:
             raise ValueError(f"{len(content)} bytes for a block of {block.size}")
@@ -108,6 +113,9 @@ class CpuDevice:
         return event
 
     def free(self, block: Block) -> None:
+        if isinstance(block, Lent):
+            self._places.end(block)
+            return
         assert isinstance(block, _Block)
         self._places.give_back(block.offset, block.size)
         self._map.madvise(mmap.MADV_DONTNEED, block.offset, aligned(block.size, ALIGNMENT))

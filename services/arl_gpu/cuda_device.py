@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
-from arl_gpu.places import Places, aligned
+from arl_gpu.places import Lent, Places, aligned
 
 __all__ = ["CudaDevice"]
 
@@ -39,6 +39,18 @@ class _Block:
         return self.arena[self.offset : self.offset + self.size]
 
 
+@dataclass(slots=True, eq=False)
+class _OwnBlock:
+    """Memory that goes back to the driver when it is freed, so that an engine finds it."""
+
+    size: int
+    memory: Any
+
+    def view(self) -> Any:
+        """A tensor of uint8 on the device."""
+        return self.memory
+
+
 class _Event:
     """`ends`: how many bytes are there after which event, in order."""
 
@@ -61,28 +73,25 @@ class _Event:
 class CudaDevice:
     """Answers `arl_gpu.device.Device`. `capacity`: bytes for weights, by default most of what is free.
 
+    What is `shared` with engines is not reserved: each block is memory of its own, and the capacity is by default most
+    of all that there is, since an engine that is awake already has its part of it.
+
     Raises `LookupError` where there is none, and `DeviceFull` where the reservation can't be made.
     """
 
     kind = "cuda"
 
-    def __init__(self, index: int = 0, *, capacity: int | None = None) -> None:
+    def __init__(self, index: int = 0, *, capacity: int | None = None, shared: bool = False) -> None:
         if index >= torch.cuda.device_count():
             raise LookupError(
                 f"there is no cuda:{index}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
             )
         self._index = index
         torch.cuda.set_device(index)
-        free, _ = torch.cuda.mem_get_info(index)
-        self.capacity = capacity if capacity is not None else int(free * SHARE)
+        free, total = torch.cuda.mem_get_info(index)
+        self.capacity = capacity if capacity is not None else int((total if shared else free) * SHARE)
         room = aligned(self.capacity, ALIGNMENT) + ROUNDING * ALIGNMENT
-        try:
-            self._arena = torch.empty(room, dtype=torch.uint8, device=f"cuda:{index}")
-        except torch.cuda.OutOfMemoryError as error:
-            raise DeviceFull(f"{room} bytes asked for, {free} are free") from error
-        left, _ = torch.cuda.mem_get_info(index)
-        if free - left < room:
-            raise DeviceFull(f"{room} bytes were reserved, and {free - left} less are free")
+        self._arena = None if shared else self._reserved(room, free)
         self._places = Places(capacity=self.capacity, room=room, alignment=ALIGNMENT)
         self._stream = torch.cuda.Stream(index)
         self._pinned: dict[int, int] = {}
@@ -106,8 +115,35 @@ class CudaDevice:
         if self._pinned.pop(address, None) is not None:
             torch.cuda.cudart().cudaHostUnregister(address)
 
+    def _reserved(self, room: int, free: int) -> Any:
+        arena = self._own(room)
+        left, _ = torch.cuda.mem_get_info(self._index)
+        if free - left < room:
+            raise DeviceFull(f"{room} bytes were reserved, and {free - left} less are free")
+        return arena
+
+    def _own(self, size: int) -> Any:
+        try:
+            return torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._index}")
+        except torch.cuda.OutOfMemoryError as error:
+            free, _ = torch.cuda.mem_get_info(self._index)
+            raise DeviceFull(f"{size} bytes asked for, {free} are free") from error
+
     def alloc(self, size: int) -> Block:
+        if self._arena is None:
+            lent = self._places.lend(size)
+            try:
+                return _OwnBlock(size, self._own(size))
+            except DeviceFull:
+                self._places.end(lent)
+                raise
         return _Block(self._places.take(size), size, self._arena)
+
+    def lend(self, size: int) -> Block:
+        """Raises `DeviceFull` also where all of the memory is reserved."""
+        if self._arena is not None:
+            raise DeviceFull("this device's memory is reserved; open it as one that is shared")
+        return self._places.lend(size)
 
     def copy_async(self, block: Block, content: memoryview) -> Event:
         if len(content) != block.size:
@@ -130,6 +166,13 @@ class CudaDevice:
         return _Event(begun, ends)
 
     def free(self, block: Block) -> None:
+        if isinstance(block, _OwnBlock):
+            torch.cuda.synchronize(self._index)
+            block.memory = None
+            torch.cuda.empty_cache()
+        if isinstance(block, Lent | _OwnBlock):
+            self._places.end(Lent(block.size))
+            return
         assert isinstance(block, _Block)
         self._places.give_back(block.offset, block.size)
 
@@ -142,7 +185,7 @@ class CudaDevice:
         for address in [*self._pinned]:
             del self._pinned[address]
             torch.cuda.cudart().cudaHostUnregister(address)
-        self._arena = torch.empty(0, dtype=torch.uint8)
+        self._arena = None
         torch.cuda.empty_cache()
 
 

@@ -65,6 +65,10 @@ class Device(Protocol):
         """Raises `DeviceFull`."""
         ...
 
+    def lend(self, size: int) -> Block:
+        """Room for what another process puts on this device; nothing can be read there. Raises `DeviceFull`."""
+        ...
+
     def copy_async(self, block: Block, content: memoryview) -> Event:
         """Begin to copy `content` from host memory; the caller keeps it unchanged until the event."""
         ...

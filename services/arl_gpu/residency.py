@@ -1,5 +1,6 @@
 """Does what `arl_core.residency` decides, on a device: all of it, or nothing."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -9,9 +10,12 @@ from typing import Any
 from arl_core.eviction import Eviction
 from arl_core.residency import Occupancy, Residence
 from arl_gpu.device import Block, CopyFailed, Device, DeviceFull, Event
+from arl_gpu.engine import Engine, EngineTrouble, Waking
 from arl_gpu.kinds.model import Weights
 
 __all__ = ["Moves", "NoRoom", "NotFreed", "Residency"]
+
+log = logging.getLogger(__name__)
 
 
 class NoRoom(Exception):
@@ -46,6 +50,8 @@ class _Copy:
 class Residency:
     """One device's. Not for several threads: whoever owns the device calls it.
 
+    An engine is in it like a service's weights; what a copy is to these, waking up is to it, and it leaves by sleeping.
+
     `waiting`, wherever it is asked for: services with work in the queue, the one that is needed first at its head.
     """
 
@@ -55,6 +61,7 @@ class Residency:
         self._eviction, self._host_bytes = eviction, host_bytes
         self._occupancy = Occupancy(device.capacity)
         self._weights: dict[str, Weights] = {}
+        self._engines: dict[str, Engine] = {}
         self._blocks: dict[str, Block] = {}
         self._copies: dict[str, _Copy] = {}
         """On their way."""
@@ -94,6 +101,60 @@ class Residency:
         for other in leave:
             self._cool(other)
 
+    def adopt(self, name: str, engine: Engine) -> None:
+        """An engine as it is found. It keeps what it holds where that is free, and is put to sleep where it is not.
+
+        Raises `EngineTrouble`; then it stays cold.
+        """
+        is_awake = engine.is_awake()
+        loaded = self._occupancy.loaded(name, engine.size, host_size=0)
+        if is_awake and engine.size > loaded.free:
+            engine.sleep()
+            is_awake = False
+        self._occupancy, self._engines[name] = loaded, engine
+        if is_awake:
+            self._blocks[name] = self._device.lend(engine.size)
+            self._occupancy = self._occupancy.restoring(name).restored(name)
+
+    def look_at(self, name: str) -> None:
+        """Take an engine for what it says it is, after something else may have changed it. Raises `EngineTrouble`."""
+        state, engine = self._occupancy.of(name).state, self._engines[name]
+        self._occupancy = self._occupancy.staying(name, on=False)
+        if state is Residence.RESIDENT and not self._occupancy.of(name).users and not engine.is_awake():
+            self._leave(name)
+        elif state is Residence.HOST and engine.is_awake():
+            self._occupancy = self._occupancy.cooled(name)
+            self.adopt(name, engine)
+
+    def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
+        """An engine is in use from now on, until `release`; False while it is still on its way.
+
+        Raises `NoRoom`, `EngineTrouble`, or `CopyFailed` where it did not wake up; then its room is free again.
+        """
+        if self._occupancy.of(name).state is Residence.RESIDENT and not self._engines[name].is_awake():
+            self._leave(name)
+        if self._occupancy.of(name).state is Residence.HOST:
+            self._make_room(name, waiting)
+            self._begin(name, lambda size: self._lend(name, size))
+        if name in self._copies:
+            event = self._copies[name].event
+            if isinstance(event, Waking) and not event.has_ended:
+                return False
+            self._finish(name)
+        self._occupancy = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
+        return True
+
+    def wait_for(self, name: str) -> None:
+        """Until an engine that is on its way is here, or will not be; `hold` says which."""
+        if name in self._copies:
+            with suppress(CopyFailed):
+                self._copies[name].event.wait()
+
+    def release(self, name: str) -> None:
+        """What nobody holds is released already: so it is after its worker died."""
+        if self._occupancy.of(name).users:
+            self._occupancy = self._occupancy.released(name)
+
     def pin(self, name: str, *, on: bool = True) -> None:
         """In any state: once it is on the device, no other one's restore makes it leave."""
         self._occupancy = self._occupancy.pinned(name, on=on)
@@ -131,10 +192,13 @@ class Residency:
 
     def prefetch(self, waiting: Sequence[str]) -> str | None:
         """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""
-        planned = self._occupancy.prefetch(waiting, now=time.monotonic(), by=self._eviction)
+        copied = [each for each in waiting if each not in self._engines]  # an engine wakes beside whatever goes on
+        planned = self._occupancy.prefetch(copied, now=time.monotonic(), by=self._eviction)
         if planned is None:
             return None
         name, leave = planned
+        if not self._engines.keys().isdisjoint(leave):
+            return None
         for other in leave:
             self.evict(other)
         try:
@@ -148,10 +212,18 @@ class Residency:
         return name
 
     def evict(self, name: str) -> None:
-        """Resident to host, without a copy back. Raises `Busy`, or `NotFreed`."""
-        evicted = self._occupancy.evicted(name)
-        self._free(name, self._blocks.pop(name))
-        self._occupancy = evicted
+        """Resident to host, without a copy back. Raises `Busy`, or `NotFreed`.
+
+        Of an engine, `EngineTrouble`: it may hold its bytes still, and is asked no more until somebody looks at it.
+        """
+        self._occupancy.evicted(name)
+        if name in self._engines:
+            try:
+                self._engines[name].sleep()
+            except EngineTrouble:
+                self._occupancy = self._occupancy.staying(name, on=True)
+                raise
+        self._leave(name)
         self._moves.evicted += 1
 
     def evict_if_there(self, name: str) -> None:
@@ -185,6 +257,11 @@ class Residency:
         self._device.unregister(self._weights.pop(name).content)
         self._moves.cooled += 1
 
+    def _leave(self, name: str) -> None:
+        evicted = self._occupancy.evicted(name)
+        self._free(name, self._blocks.pop(name))
+        self._occupancy = evicted
+
     def _bring(self, name: str, waiting: Sequence[str]) -> None:
         if name in self._copies:
             # One that was begun ahead and broke off is begun anew: nobody has waited for it yet.
@@ -196,27 +273,34 @@ class Residency:
             self._finish(name)
 
     def _make_room(self, name: str, waiting: Sequence[str]) -> None:
+        while (leave := self._leaving_for(name, waiting)) is not None:
+            try:
+                for other in leave:
+                    self.evict(other)
+            except EngineTrouble as trouble:
+                log.warning("an engine stays on the device: %s", trouble)
+            else:
+                return
+        raise NoRoom(f"{name} needs {self._occupancy.of(name).size} bytes; {self._free_at_most()} can be had")
+
+    def _leaving_for(self, name: str, waiting: Sequence[str]) -> tuple[str, ...] | None:
         leave = self._evictions_for(name, waiting)
-        while leave is None and self._copies:
-            # What is on its way can leave once it is here.
+        while leave is None and (copied := next((each for each in self._copies if each not in self._engines), None)):
+            # What is on its way can leave once it is here. Whoever wakes an engine waits for it.
             with suppress(CopyFailed):
-                self._finish(next(iter(self._copies)))
+                self._finish(copied)
             leave = self._evictions_for(name, waiting)
-        if leave is None:
-            raise NoRoom(f"{name} needs {self._occupancy.of(name).size} bytes; {self._free_at_most()} can be had")
-        for other in leave:
-            self.evict(other)
+        return leave
 
     def _evictions_for(self, name: str, waiting: Sequence[str]) -> tuple[str, ...] | None:
         return self._occupancy.evictions_for(name, now=time.monotonic(), waiting=waiting, by=self._eviction)
 
     def _begin(self, name: str, alloc: Callable[[int], Block]) -> None:
-        content = self._weights[name].content
         self._occupancy = self._occupancy.restoring(name)
         try:
-            block = alloc(len(content))
+            block = alloc(self._occupancy.of(name).size)
             try:
-                self._copies[name] = _Copy(block, self._device.copy_async(block, content))
+                self._copies[name] = _Copy(block, self._start(name, block))
             except BaseException:
                 self._free(name, block)
                 raise
@@ -224,12 +308,22 @@ class Residency:
             self._occupancy = self._occupancy.rolled_back(name)
             raise
 
+    def _start(self, name: str, block: Block) -> Event:
+        if name in self._engines:
+            return self._engines[name].wake()
+        return self._device.copy_async(block, self._weights[name].content)
+
     def _finish(self, name: str) -> None:
         """Restoring to resident, or back to host. Raises `CopyFailed`."""
         copy = self._copies[name]
         try:
             copy.event.wait()
         except BaseException:
+            if not self._is_asleep_again(name):
+                self._blocks[name] = self._copies.pop(name).block
+                self._occupancy = self._occupancy.restored(name).staying(name, on=True)
+                self._moves.failed += 1
+                raise
             del self._copies[name]
             self._occupancy = self._occupancy.rolled_back(name)
             self._moves.failed += 1
@@ -239,16 +333,34 @@ class Residency:
         self._blocks[name] = self._copies.pop(name).block
         self._moves.restored_s.append(copy.event.took_s)
 
+    def _is_asleep_again(self, name: str) -> bool:
+        """Whether what half woke up holds nothing. Weights that half arrived are only bytes."""
+        if (engine := self._engines.get(name)) is None:
+            return True
+        try:
+            engine.sleep()
+        except EngineTrouble as trouble:
+            log.warning("%s may hold its bytes still: %s", name, trouble)
+            return False
+        return True
+
     def _alloc(self, name: str, size: int, waiting: Sequence[str]) -> Block:
         """Free bytes may lie apart: then more of the idle ones leave."""
         while True:
             try:
                 return self._device.alloc(size)
             except DeviceFull as full:
-                idle = self._occupancy.leaving(now=time.monotonic(), waiting=waiting, by=self._eviction)
-                if not idle:
+                leaving = self._occupancy.leaving(now=time.monotonic(), waiting=waiting, by=self._eviction)
+                idle = next((each.name for each in leaving if each.name not in self._engines), None)
+                if idle is None:
                     raise NoRoom(f"{name}: {full}") from full
-                self.evict(idle[0].name)
+                self.evict(idle)
+
+    def _lend(self, name: str, size: int) -> Block:
+        try:
+            return self._device.lend(size)
+        except DeviceFull as full:
+            raise NoRoom(f"{name}: {full}") from full
 
     def _free(self, name: str, block: Block) -> None:
         before = self._device.used

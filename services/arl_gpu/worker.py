@@ -5,6 +5,7 @@ libraries are imported with the first service that needs them, so that a node th
 """
 
 import json
+import os
 import socket
 import sys
 import time
@@ -17,15 +18,25 @@ from arl_core.residency import Busy, Residence
 from arl_gpu import kinds
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
+from arl_gpu.engine import EngineTrouble, WakeFailed
+from arl_gpu.engines import Engines, key_of
 from arl_gpu.host_memory import shared
 from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
-__all__ = ["Config", "device_of", "serve"]
+__all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
 
 MIB = 1 << 20
-CODES: Mapping[type[Exception], str] = {NoRoom: "no_room", CopyFailed: "copy_failed", Busy: "busy"}
+ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
+"""The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
+CODES: Mapping[type[Exception], str] = {
+    NoRoom: "no_room",
+    CopyFailed: "copy_failed",
+    Busy: "busy",
+    EngineTrouble: "engine_trouble",
+    WakeFailed: "wake_failed",
+}
 """Of an order that was not carried out."""
 
 
@@ -43,22 +54,33 @@ class Config:
     """The most that weights take of host memory."""
     host: dict[str, str] = field(default_factory=dict)
     """Where other workers have the weights of a service, too: the path of its `arl_gpu.host_memory`."""
+    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """`EngineSpec` of each that shares this device, by name."""
+    held: tuple[str, ...] = ()
+    """Of these, what somebody uses at the start."""
+    asleep: tuple[str, ...] = ()
+    """Of these, what was told to sleep last."""
 
     def open_device(self) -> Device:
-        return device_of(self.device, device_mib=self.device_mib, copy_mib_per_s=self.copy_mib_per_s)
+        return device_of(
+            self.device, device_mib=self.device_mib, copy_mib_per_s=self.copy_mib_per_s, shared=bool(self.engines)
+        )
 
 
-def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None) -> Device:
-    """`cpu`, of that size and bandwidth, or `cuda:N`, with most of its free memory. Raises where it is not there."""
+def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None, shared: bool = False) -> Device:
+    """`cpu`, of that size and bandwidth, or `cuda:N`, with most of its free memory, or `shared` with engines.
+
+    Raises where it is not there.
+    """
     if name == "cpu":
         return CpuDevice(device_mib * MIB, bytes_per_s=copy_mib_per_s * MIB if copy_mib_per_s is not None else None)
     from arl_gpu.cuda_device import CudaDevice  # torch comes with it
 
-    return CudaDevice(int(name.removeprefix("cuda:")))
+    return CudaDevice(int(name.removeprefix("cuda:")), shared=shared)
 
 
 class _Worker:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Mapping[str, str]) -> None:
         self._specs = dict(config.services)
         self._host = dict(config.host)
         self._residency = Residency(
@@ -67,8 +89,10 @@ class _Worker:
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
         self._models: dict[str, Model] = {}
+        self._engines = Engines(config.engines, self._residency, keys=keys, held=config.held, asleep=config.asleep)
+        self._pinned = set(config.pinned)
         for name in config.pinned:
-            self._residency.pin(name)
+            self._residency.pin(self._place(name))
         self._does: Mapping[str, Callable[..., dict[str, Any]]] = {
             "score": self._score,
             "offer": self._offer,
@@ -76,6 +100,9 @@ class _Worker:
             "restore": self._restore,
             "evict": self._evict,
             "pin": self._pin,
+            "hold": self._hold,
+            "release": self._release,
+            "look_at": self._look_at,
         }
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -94,14 +121,15 @@ class _Worker:
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
             answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
-        states = {name: state.value for name, state in self._residency.states.items()}
-        now = {"states": states, "used_bytes": self._residency.used, "fitting": self._fitting()}
+        now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
+        now |= {"engines": self._engines.states}
         return answer | now | {"moves": asdict(self._residency.moves())}
 
     def _score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
         """What is needed next is copied meanwhile."""
         model, begun = self._model(service), time.monotonic()
         was_there = self._residency.states[service] is Residence.RESIDENT
+        waiting = [self._place(each) for each in waiting]
         with self._residency.using(service, waiting=waiting) as content:
             waited_s = time.monotonic() - begun
             self._residency.prefetch(waiting)
@@ -127,7 +155,8 @@ class _Worker:
         return {}
 
     def _forget(self, name: str) -> dict[str, Any]:
-        self._residency.forget(name)
+        if not self._has_engine(name):  # which stays, whoever is served by it
+            self._residency.forget(name)
         self._models.pop(name, None)
         self._specs.pop(name, None)
         self._host.pop(name, None)
@@ -141,18 +170,51 @@ class _Worker:
 
     def _evict(self, name: str) -> dict[str, Any]:
         """One that is not on the device is evicted already. Said by name, it also leaves where it is pinned."""
-        self._residency.evict_if_there(name)
+        self._residency.evict_if_there(self._place(name))
         return {}
 
     def _pin(self, name: str, on: bool) -> dict[str, Any]:
         """Resident or not: once it is on the device, no other service's restore makes it leave."""
-        self._residency.pin(name, on=on)
+        (self._pinned.add if on else self._pinned.discard)(name)
+        place = self._place(name)
+        self._residency.pin(place, on=any(self._place(each) == place for each in self._pinned))
         return {}
+
+    def _hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """It stays awake until it is released; `held` is false while it wakes up."""
+        self._engines.adopt(engine)
+        places = [self._place(each) for each in waiting]
+        return {"held": self._residency.hold(key_of(engine), waiting=places)}
+
+    def _release(self, engine: str) -> dict[str, Any]:
+        self._residency.release(key_of(engine))
+        return {}
+
+    def _look_at(self, engine: str, restarted: bool) -> dict[str, Any]:
+        self._engines.look_at(engine, restarted=restarted)
+        return {}
+
+    def _states(self) -> dict[str, str]:
+        """Of services; one that an engine computes is where the engine is."""
+        known = self._residency.states
+        return {name: known[place].value for name in self._specs if (place := self._place(name)) in known}
 
     def _fitting(self) -> list[str]:
         """Services for which nobody would have to leave; what was never read may be one of them."""
         known = self._residency.fitting
-        return [name for name in self._specs if name not in self._models or name in known]
+        return [
+            name
+            for name in self._specs
+            if self._place(name) in known or not (name in self._models or self._has_engine(name))
+        ]
+
+    def _has_engine(self, service: str) -> bool:
+        return self._place(service) != service
+
+    def _place(self, service: str) -> str:
+        """By what name the residency knows it."""
+        engine = self._specs.get(service, {}).get("engine")
+        return service if engine is None else key_of(engine)
 
     def _model(self, service: str) -> Model:
         if service not in self._models:
@@ -166,12 +228,17 @@ class _Worker:
         return self._models[service]
 
 
-def serve(channel: socket.socket, config: Config) -> None:
-    """Until the other end is closed."""
-    worker = _Worker(config)
+def serve(channel: socket.socket, config: Config, keys: Mapping[str, str] | None = None) -> None:
+    """Until the other end is closed. `keys`: what engines ask for, by their names."""
+    worker = _Worker(config, keys or {})
     while (order := read_blocking(channel)) is not None:
         write_blocking(channel, worker.answer(order))
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), Config(**json.loads(sys.argv[2])))
+    # Command lines can be read by every user of the machine.
+    serve(
+        socket.socket(fileno=int(sys.argv[1])),
+        Config(**json.loads(sys.argv[2])),
+        json.loads(os.environ.pop(ENGINE_KEYS, "{}")),
+    )

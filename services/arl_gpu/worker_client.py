@@ -7,15 +7,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from arl_core.residency import Residence
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
 from arl_gpu.messages import checked, read, write
 from arl_gpu.residency import Moves
-from arl_gpu.worker import Config
+from arl_gpu.worker import ENGINE_KEYS, Config
 from arl_store.child import spawn
 
 __all__ = ["Worker", "WorkerDied"]
@@ -26,6 +27,8 @@ PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 STDERR = 2
 EXIT_S = 1.0
 """Its end of the channel is closed a little before its exit code is there."""
+WAKING_S = 0.1
+"""Between questions whether an engine woke up; the device has other things to do meanwhile."""
 COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
 
 NOTHING: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": asdict(Moves()), "fitting": []}
@@ -55,9 +58,11 @@ class Worker:
         threads: int,
         limit_s: float,
         host: HostMemory | None = None,
+        engine_keys: Mapping[str, str] | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`host`: weights that other workers have, too."""
+        """`host`: weights that other workers have, too. `engine_keys`: of engines that ask for one, by their names."""
+        self._engine_keys = dict(engine_keys or {})
         self._host = host
         self._config, self._threads, self._limit_s = config, threads, limit_s
         self._command = command
@@ -104,6 +109,8 @@ class Worker:
 
     async def restore(self, name: str) -> dict[str, Any]:
         """Bring it onto the device before anybody scores with it."""
+        if (engine := self._config.services.get(name, {}).get("engine")) is not None:
+            return await self._wake(engine)
         async with self._order_lock:
             return await self._ask({"op": "restore", "name": name})
 
@@ -111,6 +118,34 @@ class Worker:
         """Take it off the device."""
         async with self._order_lock:
             return await self._tell({"op": "evict", "name": name})
+
+    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """Have an engine awake until `release`. `held` says whether it is, or still wakes up: ask again then."""
+        async with self._order_lock:
+            answer = await self._ask({"op": "hold", "engine": engine, "waiting": list(waiting)})
+            if answer.get("held"):
+                self._config = replace(self._config, held=(*self._config.held, engine))
+            return answer
+
+    async def _wake(self, engine: str) -> dict[str, Any]:
+        while not (answer := await self.hold(engine)).get("held"):
+            if "error" in answer:
+                return answer
+            await asyncio.sleep(WAKING_S)
+        return await self.release(engine)
+
+    async def release(self, engine: str) -> dict[str, Any]:
+        """Once for each `hold` that held it."""
+        async with self._order_lock:
+            held = [*self._config.held]
+            held.remove(engine)
+            self._config = replace(self._config, held=tuple(held))
+            return await self._tell({"op": "release", "engine": engine})
+
+    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+        """Find out what it holds of the device, after trouble with it."""
+        async with self._order_lock:
+            return await self._ask({"op": "look_at", "engine": engine, "restarted": restarted})
 
     async def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
         """Nothing is on a device that no worker owns, and the next one is told at its start."""
@@ -121,7 +156,9 @@ class Worker:
         try:
             async with asyncio.timeout(self._limit_s):
                 await write(process.writer, order)
-                return checked(await read(process.reader), items=items)
+                answer = checked(await read(process.reader), items=items)
+            self._note(answer)
+            return answer
         except TimeoutError:
             await self.end()
             raise WorkerDied(f"it did not answer within {self._limit_s:g} s") from None
@@ -134,6 +171,11 @@ class Worker:
             # Its answer would be taken for that of the next order.
             await self.end()
             raise
+
+    def _note(self, answer: Mapping[str, Any]) -> None:
+        """What the next worker has to know, and can't ask all engines about."""
+        states = answer.get("engines", {})
+        self._config = replace(self._config, asleep=tuple(n for n, state in states.items() if state == Residence.HOST))
 
     async def end(self, *, grace_s: float = 0.0) -> int | None:
         """Its exit code, or minus the signal that ended it. It may end by itself within `grace_s`."""
@@ -175,6 +217,7 @@ class Worker:
         argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         env |= dict.fromkeys(THREADS, str(self._threads))
+        env |= {ENGINE_KEYS: json.dumps(self._engine_keys)} if self._engine_keys else {}
         return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))
 
 

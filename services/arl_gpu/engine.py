@@ -1,0 +1,167 @@
+"""An engine that generates, in a process of its own beside this one: it is put to sleep and woken by HTTP.
+
+What it holds of a device counts there while it is awake, and until it says itself that it sleeps: a `sleep` that is
+answered by 200 may have freed nothing (vllm-project/vllm#47654). Nothing here is tried twice.
+"""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from arl_gpu.device import CopyFailed
+
+__all__ = ["Engine", "EngineSpec", "EngineTrouble", "WakeFailed", "Waking"]
+
+ASK_S = 5.0
+"""For an answer that takes the engine no work."""
+LOOK_S = 0.05
+"""Between looks whether it sleeps by now."""
+LONGEST_ANSWER = 1 << 16
+TAGS = {"tags": ["weights", "kv_cache"]}
+"""Of SGLang: all that it can release."""
+
+Family = Literal["vllm", "sglang"]
+
+
+class EngineTrouble(Exception):
+    """It can't be reached, refuses, or does not do what it said."""
+
+
+class WakeFailed(CopyFailed):
+    """It has to be taken for awake until it says that it sleeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Where an engine is, and what it takes of its device."""
+
+    url: str
+    family: Family
+    size: int
+    """Bytes of the device while it is awake, whatever they are for: weights, caches, graphs."""
+    wake_s: float = 120.0
+    sleep_s: float = 60.0
+    """The longest that it may take for either."""
+
+
+class Engine:
+    """Drives one. Blocks while it asks; `wake` alone goes on in a thread."""
+
+    def __init__(self, spec: EngineSpec, *, key: str | None = None, is_asleep: bool = False) -> None:
+        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed."""
+        self.spec = spec
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._slept = is_asleep
+        """Of SGLang, which can't be asked: whether it was told to sleep last."""
+
+    @property
+    def size(self) -> int:
+        return self.spec.size
+
+    def was_restarted(self) -> None:
+        """Every engine is awake at its start."""
+        self._slept = False
+
+    def is_awake(self) -> bool:
+        """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`."""
+        if self.spec.family == "sglang":
+            self._ask("GET", "/health", within_s=ASK_S)
+            return not self._slept
+        answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
+        if not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
+            raise EngineTrouble("its answer to /is_sleeping says neither; start it with VLLM_SERVER_DEV_MODE=1")
+        return not answer["is_sleeping"]
+
+    def wake(self) -> "Waking":
+        """Begins. One that is awake already is none the worse for it."""
+        return Waking(self._wake)
+
+    def sleep(self) -> None:
+        """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
+        if not self.is_awake():
+            return
+        ends_at = time.monotonic() + self.spec.sleep_s
+        if self.spec.family == "sglang":
+            self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
+            self._slept = True
+            return
+        # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
+        self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
+        self._until(lambda: not self.is_awake(), ends_at, "it said that it sleeps, and does not")
+
+    def _wake(self) -> None:
+        ends_at = time.monotonic() + self.spec.wake_s
+        if self.is_awake():
+            return
+        if self.spec.family == "sglang":
+            # It ends where it is told to resume what it did not release, so this is believed from here on.
+            self._slept = False
+            self._ask("POST", "/resume_memory_occupation", TAGS, within_s=self.spec.wake_s)
+            return
+        self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
+        self._until(self.is_awake, ends_at, "it said that it woke, and sleeps")
+
+    def _until(self, holds: Callable[[], bool], ends_at: float, otherwise: str) -> None:
+        while not holds():
+            if time.monotonic() + LOOK_S > ends_at:
+                raise EngineTrouble(otherwise)
+            time.sleep(LOOK_S)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float) -> Any:
+        """What it answered, None where that is no JSON. `within_s` bounds each read, and an answer is short."""
+        parts = urlsplit(self.spec.url)
+        make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = make(parts.hostname or "", parts.port, timeout=within_s)
+        try:
+            content = json.dumps(body) if body is not None else None
+            connection.request(method, f"{parts.path.rstrip('/')}{path}", content, self._headers)
+            response = connection.getresponse()
+            said = response.read(LONGEST_ANSWER)
+        except (OSError, http.client.HTTPException, socket.gaierror) as error:
+            raise EngineTrouble(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if response.status >= 300:
+            shown = said[:200].decode(errors="replace")
+            raise EngineTrouble(f"{path.partition('?')[0]} answered {response.status}: {shown}")
+        try:
+            return json.loads(said)
+        except ValueError:
+            return None
+
+
+class Waking:
+    """Answers `arl_gpu.device.Event` while an engine wakes up."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.took_s = 0.0
+        self._failure: CopyFailed | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, args=(wake,), name="engine wakes", daemon=True).start()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, upto: int | None = None) -> None:
+        self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self, wake: Callable[[], None]) -> None:
+        begun = time.monotonic()
+        try:
+            wake()
+        except Exception as error:  # noqa: BLE001 - whoever waits hears of it; this thread has nobody above it
+            self._failure = WakeFailed(f"it did not wake up: {error}")
+        finally:
+            self.took_s = time.monotonic() - begun
+            self._ended.set()

@@ -1,0 +1,143 @@
+"""Engines that share a device with a worker: woken and put to sleep by it, counted until they say that they sleep."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from arl_gpu.engine import EngineSpec
+from arl_gpu.worker import MIB, Config
+from arl_gpu.worker_client import Worker
+from support.conditions import eventually
+from support.engine import KEY, RunningEngine, running_engine
+
+COMPANION = {"name": "own", "kind": "python", "directory": "", "options": {"callable": "builtins:len"}}
+"""Any other service: it has a byte on the device, beside an engine that has all of it but half a byte."""
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[RunningEngine]:
+    async with running_engine() as engine:
+        yield engine
+
+
+def spec_of(engine: RunningEngine, mib: int = 6) -> dict[str, Any]:
+    spec = EngineSpec(url=engine.url, family="vllm", size=mib * MIB, wake_s=5.0, sleep_s=0.3)
+    return asdict(spec) | {"family": engine.family}
+
+
+@asynccontextmanager
+async def working(*engines: RunningEngine, device_mib: int = 8) -> AsyncIterator[Worker]:
+    specs = {f"e{at}": spec_of(each) for at, each in enumerate(engines)}
+    services = {f"judge{at}": {"name": f"judge{at}", "kind": "judge", "engine": f"e{at}"} for at in range(len(specs))}
+    config = Config(services={**services, "own": COMPANION}, device_mib=device_mib, copy_mib_per_s=None, engines=specs)
+    worker = Worker(config, threads=1, limit_s=30, engine_keys=dict.fromkeys(specs, KEY))
+    try:
+        yield worker
+    finally:
+        await worker.end()
+
+
+async def held(worker: Worker, engine: str) -> dict[str, Any]:
+    """Once it is awake, or has failed to."""
+    answers: list[dict[str, Any]] = []
+
+    async def is_decided() -> bool:
+        answers.append(await worker.hold(engine))
+        return "error" in answers[-1] or answers[-1]["held"]
+
+    await eventually(is_decided)
+    return answers[-1]
+
+
+async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_only_when_nobody_uses_it(
+    engine: RunningEngine,
+) -> None:
+    async with running_engine() as other, working(engine, other) as worker:
+        answer = await held(worker, "e0")
+        assert (answer["states"]["judge0"], answer["used_bytes"]) == ("resident", 6 * MIB)
+        assert (await engine.state())["wakes"] == 0, "it was awake already"
+        assert (await other.state())["asleep"], "there is room for one of them"
+        assert (await worker.hold("e1"))["error"] == "no_room"
+        await worker.release("e0")
+        answer = await held(worker, "e1")
+        assert answer["engines"] == {"e0": "host", "e1": "resident"}
+        assert [(await each.state())["asleep"] for each in (engine, other)] == [True, False]
+
+
+async def test_a_wake_that_fails_takes_nothing_and_the_next_one_may_succeed(engine: RunningEngine) -> None:
+    async with working(engine) as worker:
+        await held(worker, "e0")
+        await worker.release("e0")
+        await worker.evict("judge0")
+        await engine.tell(wakes_that_fail=1)
+        answer = await held(worker, "e0")
+        assert (answer["error"], answer["used_bytes"], answer["states"]["judge0"]) == ("wake_failed", 0, "host")
+        assert "CUDA out of memory" in answer["message"]
+        assert (await held(worker, "e0"))["held"]
+
+
+async def test_what_says_that_it_sleeps_and_does_not_keeps_its_bytes_until_it_is_looked_at(
+    engine: RunningEngine,
+) -> None:
+    async with running_engine() as other, working(engine, other) as worker:
+        await held(worker, "e0")
+        await worker.release("e0")
+        await engine.tell(sleep_frees_nothing=True)
+        answer = await held(worker, "e1")
+        assert (answer["error"], answer["used_bytes"], answer["states"]["judge0"]) == ("no_room", 6 * MIB, "resident")
+        assert (await worker.hold("e1"))["error"] == "no_room"
+        assert (await engine.state())["sleeps"] == 1, "it was asked once"
+        await engine.tell(sleep_frees_nothing=False)
+        await worker.look_at("e0")
+        assert (await held(worker, "e1"))["used_bytes"] == 6 * MIB
+
+
+@pytest.mark.slow
+async def test_while_one_wakes_up_others_are_served_and_nothing_takes_its_room(engine: RunningEngine) -> None:
+    async with working(engine) as worker:
+        await worker.look_at("e0")
+        await worker.evict("judge0")
+        await engine.tell(slow_wake_s=0.5)
+        answer = await worker.hold("e0")
+        assert (answer["held"], answer["states"]["judge0"], answer["used_bytes"]) == (False, "restoring", 6 * MIB)
+        scored = await worker.score("own", [{"text": "a"}])
+        assert (scored["states"]["judge0"], "entries" in scored) == ("restoring", True)
+        assert (await held(worker, "e0"))["held"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["vllm", "sglang"])
+async def test_what_is_in_use_is_so_for_the_next_worker_and_what_sleeps_is_not_told_twice(family: str) -> None:
+    """SGLang ends where it is told to release what it released, and can't be asked."""
+    async with running_engine(family) as engine, working(engine) as worker:
+        await held(worker, "e0")
+        await worker.end()
+        await worker.look_at("e0")
+        assert (await worker.evict("judge0"))["error"] == "busy"
+        await worker.release("e0")
+        await worker.evict("judge0")
+        await worker.end()
+        assert (await worker.look_at("e0"))["engines"] == {"e0": "host"}
+        assert (await held(worker, "e0"))["held"]
+        state = await engine.state()
+        assert (state["sleeps"], state["wakes"], state["asleep"]) == (1, 1, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["vllm", "sglang"])
+async def test_one_that_died_is_trouble_until_it_is_back_and_then_it_is_awake(family: str) -> None:
+    async with running_engine(family) as engine, working(engine) as worker:
+        await held(worker, "e0")
+        await worker.release("e0")
+        await worker.evict("judge0")
+        engine.kill()
+        assert (await held(worker, "e0"))["error"] == "wake_failed"
+        await engine.start()
+        answer = await worker.look_at("e0", restarted=True)
+        assert (answer["engines"], answer["used_bytes"]) == ({"e0": "resident"}, 6 * MIB)
+        assert (await held(worker, "e0"))["held"]
+        assert (await engine.state())["wakes"] == 0
