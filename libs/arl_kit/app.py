@@ -232,11 +232,13 @@ def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
         headers["retry-after"] = str(problem.retry_after_s)
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return _problem_response(problem, headers)
+    return _problem_response(problem, headers, error.extensions)
 
 
-def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
-    content = problem.model_dump(exclude_none=True)
+def _problem_response(
+    problem: Problem, headers: dict[str, str] | None = None, extensions: Mapping[str, object] | None = None
+) -> JSONResponse:
+    content = {**(extensions or {}), **problem.model_dump(exclude_none=True)}
     return JSONResponse(content, problem.status, headers, media_type="application/problem+json")
 
 

@@ -1,13 +1,17 @@
 """What text and bytes have to be, wherever they are sent."""
 
 import binascii
+import json
 import posixpath
 from base64 import b64decode, b64encode
+from typing import Any
 
 from pydantic import EncoderProtocol
 from pydantic_core import PydanticCustomError
 
-__all__ = ["StrictBase64", "no_nul", "relative_path"]
+__all__ = ["StrictBase64", "no_nul", "relative_path", "small_json"]
+
+MAX_JSON = 64 << 10
 
 
 def no_nul(text: str) -> str:
@@ -18,6 +22,23 @@ def no_nul(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("must be valid Unicode; lone surrogates are not") from None
     return text
+
+
+def small_json(given: dict[str, Any]) -> dict[str, Any]:
+    """What Postgres can keep, of at most 64 KiB."""
+    written = json.dumps(given, ensure_ascii=False, allow_nan=False)
+    if len(written) > MAX_JSON:
+        raise ValueError(f"has {len(written)} characters as JSON; {MAX_JSON} are allowed")
+    _storable(given)
+    return given
+
+
+def _storable(value: Any) -> None:
+    if isinstance(value, str):
+        no_nul(value)
+    elif isinstance(value, dict | list):
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            _storable(each)
 
 
 def relative_path(path: str) -> str:

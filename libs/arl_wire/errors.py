@@ -113,6 +113,8 @@ class TangramError(Exception):
         self.trace_id: str | None = None
         self.headers: dict[str, str] = {}
         """Further fields of the answer."""
+        self.extensions: dict[str, object] = {}
+        """Further members of the problem, for clients that look for others than these."""
 
     def problem(self, *, trace_id: str | None = None) -> Problem:
         return Problem(

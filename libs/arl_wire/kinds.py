@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from arl_wire.errors import FieldError, ValidationFailed
 from arl_wire.scores import ScoreItem
 
-__all__ = ["KINDS", "VERIFIERS", "misfit", "shown_forms"]
+__all__ = ["ALONE", "CHAT", "KINDS", "VERIFIERS", "misfit", "shown_forms"]
 
 Form = tuple[str, ...]
 """Fields that go together."""
@@ -22,6 +22,12 @@ VERIFIERS: Mapping[str, tuple[Form, ...]] = {
 }
 """Kinds that run as programs in a sandbox, and on no device."""
 
+CHAT: Form = ("messages", "chat")
+_JUDGED: tuple[Form, ...] = (_TEXT, _PAIR, ("prompt", "text"), ("prompt", "text", "reference"))
+
+ALONE = frozenset({*VERIFIERS, "judge"})
+"""Kinds whose items don't wait for each other's company: what computes them does many beside each other."""
+
 KINDS: Mapping[str, tuple[Form, ...]] = {
     "similarity": (_PAIR,),
     "relevance": (_PAIR,),
@@ -29,6 +35,7 @@ KINDS: Mapping[str, tuple[Form, ...]] = {
     "sequence-classifier": _TEXTS,
     "reranker": (_PAIR,),
     "logprobs": (("token_ids",), _TEXT),
+    "judge": (*_JUDGED, CHAT),
     "python": (),
     **VERIFIERS,
 }

@@ -1,11 +1,12 @@
 """What is scored, and what comes back for each item."""
 
+import json
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from arl_wire.base import Strict
-from arl_wire.checks import no_nul
+from arl_wire.checks import no_nul, small_json
 
 __all__ = [
     "MAX_CHARACTERS",
@@ -29,11 +30,19 @@ CHARACTERS_PER_TOKEN = 4
 """That a token id counts for."""
 MAX_DETAILS = 16 << 10
 """Bytes, as JSON, of one entry."""
+OF_A_CHAT = frozenset({"messages", "model", "stream"})
+"""What a chat's further fields can't be."""
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _ScoredText = Annotated[str, StringConstraints(max_length=64 << 10), AfterValidator(no_nul)]
 _RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+def _further_fields(chat: dict[str, Any]) -> dict[str, Any]:
+    if wrong := OF_A_CHAT & chat.keys():
+        raise ValueError(f"{', '.join(sorted(wrong))}: not given here")
+    return small_json(chat)
 
 
 class Message(Strict):
@@ -48,14 +57,21 @@ class ScoreItem(Strict):
 
     text: _ScoredText | None = None
     reference: _ScoredText | None = Field(default=None, description="What `text` is compared with: an answer, a query")
+    prompt: _ScoredText | None = Field(default=None, description="What `text` answers, for a judge")
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    chat: Annotated[dict[str, Any], AfterValidator(_further_fields)] | None = Field(
+        default=None,
+        description="`messages` are to be answered by a judge's engine and not scored, with these fields of OpenAI's"
+        " chat completions besides",
+    )
     token_ids: list[_TokenId] | None = Field(
         default=None, min_length=1, max_length=MAX_TOKEN_IDS, description="Of the service's own tokenizer"
     )
 
     @property
     def characters(self) -> int:
-        texts = [self.text or "", self.reference or "", *(each.content for each in self.messages or ())]
+        texts = [self.text or "", self.reference or "", self.prompt or "", json.dumps(self.chat) if self.chat else ""]
+        texts += [each.content for each in self.messages or ()]
         return sum(map(len, texts)) + CHARACTERS_PER_TOKEN * len(self.token_ids or ())
 
     @property
@@ -72,7 +88,7 @@ class ItemError(BaseModel):
 
 
 class Score(BaseModel):
-    """Of one item: `score`, or `error`. Never a 0 for something that was not computed."""
+    """Of one item: `score`, or `error`, or, of a chat, `completion`. Never a 0 for something that was not computed."""
 
     score: float | None = None
     truncated: bool = Field(default=False, description="The model read only the beginning of a text")
@@ -81,6 +97,9 @@ class Score(BaseModel):
     token_ids: list[int] | None = Field(default=None, description="What `logprobs` are of")
     logprobs: list[float | None] | None = Field(
         default=None, description="Of each token, given those before it; null for the first, which has none"
+    )
+    completion: dict[str, Any] | None = Field(
+        default=None, description="Of a chat: the engine's answer, in OpenAI's form"
     )
     details: dict[str, Any] | None = Field(
         default=None, description=f"What else the service says, at most {MAX_DETAILS >> 10} KiB"

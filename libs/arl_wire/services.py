@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_
 from arl_core.residency import Residence
 from arl_wire.base import Strict
 from arl_wire.checks import no_nul, relative_path
+from arl_wire.judges import JudgeOptions
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
@@ -35,19 +36,26 @@ class ServiceOptions(Strict):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None, description="Of the weights in memory; as the files have it, where it is left out"
     )
+    judge: JudgeOptions | None = Field(
+        default=None, description="What a judge is asked; left out, it answers chats and judges nothing"
+    )
 
 
 class RegisterService(Strict):
-    """A model whose files lie on the nodes. It is code of nobody: files in safetensors and a configuration."""
+    """A model whose files, or whose engine, are on the nodes. It is code of nobody: safetensors and a configuration."""
 
     name: ServiceName
-    kind: Literal["sequence-classifier", "reranker", "logprobs", "similarity", "relevance", "classifier"] = Field(
-        description="By a sentence encoder: `similarity`, `relevance`, and `classifier` with a head in"
-        " `head.safetensors`. By torch: `sequence-classifier`, labels or a scalar reward of a text, a conversation or"
-        " tokens; `reranker`, of a text and a query; `logprobs`, of each token, by a causal language model"
+    kind: Literal["sequence-classifier", "reranker", "logprobs", "similarity", "relevance", "classifier", "judge"] = (
+        Field(
+            description="By a sentence encoder: `similarity`, `relevance`, and `classifier` with a head in"
+            " `head.safetensors`. By torch: `sequence-classifier`, labels or a scalar reward of a text, a conversation"
+            " or tokens; `reranker`, of a text and a query; `logprobs`, of each token, by a causal language model. By"
+            " an engine that generates: `judge`"
+        )
     )
     source: Source = Field(
-        description="Directory in the layout of Hugging Face, below the one that the nodes have for models"
+        description="Directory in the layout of Hugging Face, below the one that the nodes have for models; of a judge,"
+        " the name that nodes have for its engine"
     )
     options: ServiceOptions = ServiceOptions()
 
@@ -57,6 +65,11 @@ class RegisterService(Strict):
             raise ValueError(f"{self.name} is the name of a verifier that every deployment has")
         if self.kind == "logprobs" and self.options.activation is not None:
             raise ValueError("a service of kind `logprobs` has no activation")
+        options = self.options.model_dump(exclude_none=True, exclude_unset=True)
+        if self.kind == "judge" and (given := options.keys() - {"judge"}):
+            raise ValueError(f"a judge's engine has its own {', '.join(sorted(given))}")
+        if self.kind != "judge" and self.options.judge is not None:
+            raise ValueError(f"a service of kind `{self.kind}` is asked nothing; it takes no options.judge")
         return self
 
 

@@ -50,7 +50,25 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
                 "source": "rewards/helpfulness-8b",
                 "options": {"dtype": "bfloat16", "max_tokens": 4096},
             },
-        }
+        },
+        "judge": {
+            "summary": "A judge that an engine of the nodes answers for",
+            "value": {
+                "name": "judge",
+                "kind": "judge",
+                "source": "qwen",
+                "options": {
+                    "judge": {
+                        "prompt": "{prompt}\n\nA solution:\n{response}\n\nEnd with `verdict: right` or `wrong`.",
+                        "samples": 4,
+                        "temperature": 0.7,
+                        "pattern": "verdict: (\\w+)",
+                        "words": {"right": 1, "wrong": 0},
+                        "aggregate": "majority",
+                    }
+                },
+            },
+        },
     },
     "submit_actions": {
         "two": {"summary": "Two actions", "value": {"actions": [A_COMMAND, A_PROGRAM]}},

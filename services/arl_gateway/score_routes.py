@@ -9,7 +9,7 @@ from arl_gateway.scores import Ask, Scores
 from arl_kit.app import documented
 from arl_kit.hops import unless_gone
 from arl_wire.errors import ServiceUnknown
-from arl_wire.kinds import VERIFIERS
+from arl_wire.kinds import ALONE
 from arl_wire.scoring import ScoreAnswer, ScoreRequest
 
 __all__ = ["router"]
@@ -40,7 +40,7 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
         step=body.step,
         priority=body.priority,
         within_s=body.within_s,
-        alone=kind in VERIFIERS,
+        alone=kind in ALONE,
     )
     scored = await unless_gone(request, scores.score(ask, caller, trace_of(request)))
     return written(ScoreAnswer(action=scored.action, first=scored.first, scores=list(scored.entries)), response)

@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fastapi import FastAPI
 
+from arl_gpu.engine import EngineSpec
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.manager import Manager
 from arl_gpu.routes import add_hops
@@ -39,10 +40,7 @@ def build(settings: GpuSettings) -> FastAPI:
         host_mib=settings.host_budget_mib,
     )
     host = HostMemory() if len(settings.devices) > 1 else None
-    workers = [
-        Worker(replace(config, device=device), threads=settings.threads, limit_s=settings.batch_limit_s, host=host)
-        for device in settings.devices
-    ]
+    workers = [_worker(number, config, settings, host) for number in range(len(settings.devices))]
     manager = Manager(store, peers, notifier, workers, files, settings, metrics)
 
     @asynccontextmanager
@@ -67,3 +65,21 @@ def build(settings: GpuSettings) -> FastAPI:
     add_hops(hops, manager)
     app.router.routes.extend(hops.routes)
     return app
+
+
+def _worker(number: int, config: Config, settings: GpuSettings, host: HostMemory | None) -> Worker:
+    """Of the device of that number, with the engines that are on it."""
+    engines = {name: each for name, each in settings.engines.items() if each.device == number}
+    specs = {
+        name: asdict(
+            EngineSpec(url=each.url, family=each.family, size=each.mib << 20, wake_s=each.wake_s, sleep_s=each.sleep_s)
+        )
+        for name, each in engines.items()
+    }
+    return Worker(
+        replace(config, device=settings.devices[number], engines=specs),
+        threads=settings.threads,
+        limit_s=settings.batch_limit_s,
+        host=host,
+        engine_keys={name: key for name, each in engines.items() if (key := each.key) is not None},
+    )

@@ -60,6 +60,8 @@ class Job:
     """By the number of the item."""
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
+    tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+    """What is asked of an engine for it. Its end is theirs."""
 
     @property
     def has_begun(self) -> bool:
@@ -88,7 +90,7 @@ def job_of(row: Row, longest: Mapping[str, int | None]) -> Job:
 def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
     """Of all that a forward may read of it."""
     texts = [item["text"]] if "text" in item else []
-    texts += [item["reference"]] if "reference" in item else []
+    texts += [item[name] for name in ("reference", "prompt") if name in item]
     texts += [message["content"] for message in item.get("messages", ())]
     return max(1, sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ()))))
 

@@ -18,6 +18,7 @@ from arl_core.model import slots_of
 from arl_core.residency import Residence
 from arl_gpu import repository
 from arl_gpu.jobs import Report, job_of
+from arl_gpu.judging import Judging
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.registry import Registry
 from arl_gpu.scoring import Scorer, Scoring
@@ -57,6 +58,7 @@ class Manager:
         self._held: dict[Fence, frozenset[str]] = {}
         """What each holds a slot of."""
         metrics = metrics or Metrics()
+        judging = Judging(settings.engines, workers, lambda: self.registry.judges)
         self.scoring = Scoring(
             workers,
             self._report,
@@ -67,8 +69,17 @@ class Manager:
                 swap_wait_s=settings.swap_wait_s,
             ),
             metrics=GpuMetrics(metrics),
+            judging=judging,
         )
-        self.registry = Registry(files, workers, settings.models, learn=self.scoring.learn, is_idle=self._is_idle)
+        self._judging = judging
+        self.registry = Registry(
+            files,
+            workers,
+            settings.models,
+            learn=self.scoring.learn,
+            is_idle=self._is_idle,
+            engines={name: engine.device for name, engine in settings.engines.items()},
+        )
         self._ledger.set_capacity(_NODE, self._slots())
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
@@ -204,6 +215,9 @@ class Manager:
     def _is_idle(self, service: str) -> bool:
         return not any(slots_of(service) in held for held in self._held.values())
 
+    def _health(self, service: ServiceFiles) -> str:
+        return self.scoring.health if service.engine is None else self._judging.health(service)
+
     def _described(self) -> str:
         states, health = self.scoring.states, self.registry.health
         return json.dumps(
@@ -219,7 +233,7 @@ class Manager:
                     "state": states.get(each.name, Residence.COLD),
                     "batches": self.scoring.batches[each.name],
                     "scores": self.scoring.scored[each.name],
-                    "health": health.get(each.name, self.scoring.health),
+                    "health": health.get(each.name) or self._health(each),
                 }
                 for each in self.registry.offered
             ]

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from arl_gpu.services import BadRegistration, ServiceFiles, Wish, registered
+from arl_gpu.services import NO_ENGINES, BadRegistration, ServiceFiles, Wish, registered
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Owner", "Registry"]
@@ -37,8 +37,13 @@ class Registry:
         *,
         learn: Callable[[int, Mapping[str, Any]], None],
         is_idle: Callable[[str], bool],
+        engines: Mapping[str, int] = NO_ENGINES,
     ) -> None:
-        """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node."""
+        """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node.
+
+        `engines`: the numbers of their devices, by name.
+        """
+        self._engines = engines
         self._along = {each.name: each for each in files}
         self._owners, self._models = owners, models
         self._learn, self._is_idle = learn, is_idle
@@ -54,6 +59,11 @@ class Registry:
     @property
     def offered(self) -> Sequence[ServiceFiles]:
         return [self._offered[name] for name in sorted(self._offered)]
+
+    @property
+    def judges(self) -> Iterator[ServiceFiles]:
+        """Those that an engine serves."""
+        return (each for each in self._offered.values() if each.engine is not None)
 
     def slots(self, each: int) -> dict[str, int]:
         """One that is drained takes nothing new."""
@@ -96,7 +106,7 @@ class Registry:
     def _registered(self, wish: Wish) -> ServiceFiles | None:
         """None also where it can't be understood: one bad registration is no matter of the others'."""
         try:
-            return registered(wish, self._models)
+            return registered(wish, self._models, self._engines)
         except BadRegistration as error:
             health = f"bad_registration: {error}"
             if self.health.get(wish.name) != health:
@@ -105,15 +115,17 @@ class Registry:
             return None
 
     async def _offer(self, files: ServiceFiles) -> None:
-        for number, owner in enumerate(self._owners):
+        if (before := self._offered.get(files.name)) is not None and before.device != files.device:
+            await self._forget(files.name)
+        for number, owner in self._owners_of(files):
             self._heard(files.name, number, await owner.offer(files.spec))
         self._offered[files.name] = files
         self._pinned.discard(files.name)
 
     async def _forget(self, name: str) -> None:
         """It takes nothing more, whatever becomes of its weights."""
-        del self._offered[name]
-        for number, owner in enumerate(self._owners):
+        files = self._offered.pop(name)
+        for number, owner in self._owners_of(files):
             with suppress(WorkerDied):  # what it had ended with it
                 self._heard(name, number, await owner.forget(name))
         self._pinned.discard(name)
@@ -121,12 +133,12 @@ class Registry:
         self.health.pop(name, None)
 
     async def _pin(self, name: str, *, on: bool) -> None:
-        for number, owner in enumerate(self._owners):
+        for number, owner in self._owners_of(self._offered.get(name)):
             self._heard(name, number, await owner.pin(name, on=on))
         (self._pinned.add if on else self._pinned.discard)(name)
 
     async def _evict(self, name: str) -> None:
-        for number, owner in enumerate(self._owners):
+        for number, owner in self._owners_of(self._offered.get(name)):
             self._heard(name, number, await owner.evict(name))
         self._evicted.add(name)
 
@@ -136,7 +148,7 @@ class Registry:
         One that its worker dies of is not asked for again: it would end the next worker, too.
         """
         self._loaded[name] = at
-        for number, owner in enumerate(self._owners):
+        for number, owner in self._owners_of(self._offered.get(name)):
             try:
                 answer = await owner.restore(name)
             except WorkerDied as error:
@@ -145,6 +157,11 @@ class Registry:
             self._heard(name, number, answer)
             if "error" not in answer:
                 break
+
+    def _owners_of(self, files: ServiceFiles | None) -> list[tuple[int, Owner]]:
+        """Of the devices that it may be on, with their numbers."""
+        device = files.device if files is not None else None
+        return [(at, each) for at, each in enumerate(self._owners) if device in (None, at)]
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained

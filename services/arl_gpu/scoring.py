@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from arl_core.fence import Fence
 from arl_core.residency import Residence
 from arl_gpu.jobs import Job, Report
+from arl_gpu.judging import Judging
 from arl_gpu.kinds.model import Entry, Item
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.turns import Batch, Place, Turns
+from arl_gpu.turns import Batch, Part, Place, Turns
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Scorer", "Scoring"]
@@ -42,6 +43,9 @@ class Scorer(Protocol):
         ...
 
     async def end(self) -> int | None: ...
+    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
+    async def release(self, engine: str) -> dict[str, Any]: ...
+    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]: ...
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
     async def forget(self, name: str) -> dict[str, Any]: ...
     async def pin(self, name: str, *, on: bool) -> dict[str, Any]: ...
@@ -62,6 +66,8 @@ class _Device:
     """The service whose batch it computes."""
     work: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: int = 0
+    parked: deque[Batch] = field(default_factory=deque)
+    """What finds room once an engine that is in use is released."""
 
     @property
     def holds(self) -> set[str]:
@@ -86,11 +92,13 @@ class Scoring:
         failed: Callable[[str], None],
         turns: Turns,
         metrics: GpuMetrics,
+        judging: Judging | None = None,
     ) -> None:
         self._devices = [_Device(number, worker) for number, worker in enumerate(workers)]
         self._report, self._failed = report, failed
         self._jobs = turns
         self._metrics = metrics
+        self._judging = judging or Judging({}, workers, lambda: ())
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -118,6 +126,7 @@ class Scoring:
         return sum(device.used_bytes for device in self._devices)
 
     def start(self) -> None:
+        self._judging.start(self)
         for device in self._devices:
             task = asyncio.create_task(self._forever(device), name=f"scoring {device.number}")
             task.add_done_callback(self._ended)
@@ -128,6 +137,7 @@ class Scoring:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._idle.wait()
+        await self._judging.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -155,7 +165,7 @@ class Scoring:
     async def _forever(self, device: _Device) -> None:
         while True:
             await self._something_to_do(device)
-            while batch := self._jobs.next_batch(self._place(device), now=time.monotonic()):
+            while batch := self._next_batch(device):
                 self._begin(batch)
                 device.serves = batch[0].job.service
                 try:
@@ -166,6 +176,12 @@ class Scoring:
                 device.serves = None
                 self._wake()
 
+    def _next_batch(self, device: _Device) -> Batch:
+        while device.parked and not self._judging.is_busy(device.number):
+            if batch := [part for part in device.parked.popleft() if not self.is_over(part.job)]:
+                return batch
+        return self._jobs.next_batch(self._place(device), now=time.monotonic())
+
     async def _something_to_do(self, device: _Device) -> None:
         """Returns when something came or ended, or when a service has been waited for long enough."""
         look_at = self._jobs.next_look(self._place(device), now=time.monotonic())
@@ -175,7 +191,9 @@ class Scoring:
         device.work.clear()
 
     def _place(self, device: _Device) -> Place:
+        parked = {batch[0].job.service for batch in device.parked}
         return Place(
+            closed=parked | self._judging.closed(device.number, makes_room=bool(parked)),
             number=device.number,
             resident=device.services_in(Residence.RESIDENT),
             restoring=device.services_in(Residence.RESTORING),
@@ -183,8 +201,26 @@ class Scoring:
             elsewhere={name for other in self._devices if other is not device for name in other.holds},
         )
 
-    def _wake(self) -> None:
+    def is_over(self, job: Job) -> bool:
+        return job.fence not in self._jobs
+
+    def answered(self, job: Job, at: int, entry: Entry) -> None:
+        """An item of a judge's."""
+        self.scored[job.service] += 1
+        self._metrics.items.inc()
+        self._take_in([Part(job, at, at + 1)], [entry], 0.0)
+
+    def broke(self, job: Job, reason: str, message: str) -> None:
+        self._fail([Part(job, 0, len(job.items))], reason, message)
+
+    def waiting_on(self, number: int) -> Sequence[str]:
+        return self._waiting(self._devices[number])
+
+    def look_again(self) -> None:
         """Whatever came or ended may be work for any device."""
+        self._wake()
+
+    def _wake(self) -> None:
         for device in self._devices:
             device.work.set()
 
@@ -202,9 +238,16 @@ class Scoring:
 
     async def _run(self, device: _Device, batch: Batch) -> None:
         service = batch[0].job.service
+        if (files := self._judging.serving(service)) is not None:
+            self.batches[service] += 1
+            self._judging.begin(files, batch)
+            return
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
+        was_busy = self._judging.is_busy(device.number)
         answer = await self._answer(device, service, items)
-        if "error" not in answer:
+        if answer.get("error") == "no_room" and (was_busy or self._judging.is_busy(device.number)):
+            device.parked.append(batch)
+        elif "error" not in answer:
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1
             self.scored[service] += len(items)
@@ -270,7 +313,7 @@ class Scoring:
     def _finish(self, job: Job) -> None:
         entries = job.entries
         scores = json.dumps(entries)
-        if any("score" in entry for entry in entries):
+        if any("error" not in entry for entry in entries):
             self._end(job, "ok", scores=scores)
         else:
             message = entries[0]["error"]["message"]
@@ -286,6 +329,8 @@ class Scoring:
         if self._jobs.remove(job.fence) is None:
             return
         _stop_timer(job)
+        for task in job.tasks:
+            task.cancel()
         if not self._jobs:
             self._idle.set()
         now = time.monotonic()

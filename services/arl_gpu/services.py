@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from arl_wire.services import ServiceOptions
+
 __all__ = [
     "HEAD",
     "KNOWN",
@@ -38,16 +40,16 @@ class ServiceFiles:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_registered: bool = False
     """By an operator; others come along."""
+    engine: str | None = None
+    """That it is served by, instead of a worker."""
+    device: int | None = None
+    """The number of the one that its engine is on."""
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What a worker makes its model of."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "directory": str(self.directory),
-            "options": dict(self.options),
-        }
+        """What a worker makes its model of, or where it is to find it."""
+        made_of = {"directory": str(self.directory), "options": dict(self.options)}
+        return {"name": self.name, "kind": self.kind} | (made_of if self.engine is None else {"engine": self.engine})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ KNOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 """Kind, package and options of each service that comes along, by its name. Each has a copy of the weights."""
 
 
+NO_ENGINES: Mapping[str, int] = {}
 LONGEST = 8192
 """Tokens that are read of an item, unless the service's options say more."""
 OFFSET = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer")
@@ -118,15 +121,32 @@ def own(paths: Mapping[str, str]) -> list[ServiceFiles]:
     ]
 
 
-def registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
+def registered(wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES) -> ServiceFiles | None:
     """What a registered service is made of on this node; None where its files are not here, or what computes it.
 
-    Raises `BadRegistration`.
+    `engines`: the numbers of their devices, by name. Raises `BadRegistration`.
     """
     try:
-        return _registered(wish, models)
+        return _judge(wish, engines) if wish.kind == "judge" else _registered(wish, models)
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRegistration(f"{type(error).__name__}: {error}") from error
+
+
+def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles | None:
+    if wish.source is None or wish.source not in engines:
+        return None
+    ServiceOptions.model_validate(wish.options)
+    return ServiceFiles(
+        name=wish.name,
+        kind="judge",
+        package=wish.source,
+        directory=Path(),
+        max_tokens=None,
+        options=wish.options,
+        is_registered=True,
+        engine=wish.source,
+        device=engines[wish.source],
+    )
 
 
 def _registered(wish: Wish, models: Path | None) -> ServiceFiles | None:

@@ -2,9 +2,9 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from arl_core.eviction import Eviction
@@ -14,7 +14,30 @@ from arl_manager.settings import ManagerSettings
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
-__all__ = ["GpuSettings"]
+__all__ = ["EngineSettings", "GpuSettings"]
+
+
+class EngineSettings(BaseModel):
+    """An engine beside this node's manager, which others may only use through it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512)] = Field(
+        description="What comes before `/v1/chat/completions`"
+    )
+    family: Literal["vllm", "sglang"]
+    mib: int = Field(ge=1, description="What it takes of its device while it is awake, all of it")
+    device: int = Field(default=0, ge=0, description="Which of `devices` it is on")
+    api_key: SecretStr | None = None
+    model: str | None = Field(default=None, description="As it calls it; left out, the first that it lists")
+    requests: int = Field(default=64, ge=1, le=4096, description="In flight at once; it makes its own batches")
+    request_s: float = Field(default=600.0, gt=0, description="The longest that it may take for an answer")
+    wake_s: float = Field(default=120.0, gt=0)
+    sleep_s: float = Field(default=45.0, gt=0, le=50, description="Meanwhile the device does nothing else")
+
+    @property
+    def key(self) -> str | None:
+        return self.api_key.get_secret_value() if self.api_key is not None else None
 
 
 class GpuSettings(ManagerSettings):
@@ -27,6 +50,9 @@ class GpuSettings(ManagerSettings):
     )
     models: Path | None = Field(
         default=None, description="Directory below which the sources of registered services lie; without it none is"
+    )
+    engines: dict[ServiceName, EngineSettings] = Field(
+        default_factory=dict, description="What judges are served by, as a JSON object by the names they know them by"
     )
     slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
@@ -92,6 +118,15 @@ class GpuSettings(ManagerSettings):
         if len(gpus) != len(set(gpus)):
             raise ValueError("one process owns a GPU")
         return devices
+
+    @model_validator(mode="after")
+    def _engines_are_on_devices(self) -> "GpuSettings":
+        for name, engine in self.engines.items():
+            if engine.device >= len(self.devices):
+                raise ValueError(f"engines: {name} is on device {engine.device}, and there is {len(self.devices)}")
+            if engine.sleep_s >= self.batch_limit_s:
+                raise ValueError(f"engines: {name} may take longer to sleep than batch_limit_s gives a worker")
+        return self
 
     @property
     def host_budget_mib(self) -> int:

@@ -45,6 +45,8 @@ class Place:
     """Services that another device holds or is being given."""
     fitting: Collection[str] | None = None
     """Services for which there is room without an eviction; None for all."""
+    closed: Collection[str] = ()
+    """Services of which nothing may begin here now, whatever waits for them."""
 
 
 class _Turn(NamedTuple):
@@ -98,7 +100,7 @@ class Turns:
 
         Raises where a job waits and none of its items has a cost.
         """
-        queue = _by_service(self._ready())
+        queue = self._open(place)
         service = self._service(queue, place, now)
         if service is None:
             return []
@@ -120,9 +122,12 @@ class Turns:
 
     def next_look(self, place: Place, *, now: float) -> float | None:
         """When a service that waits may be restored though nothing else happens; None where nothing will change."""
-        queue = _by_service(self._ready())
+        queue = self._open(place)
         times = (time for jobs in queue.values() for time in (self._ripe_at(jobs, now), self._due_at(jobs)))
         return min((time for time in times if time > now), default=None)
+
+    def _open(self, place: Place) -> _Queue:
+        return {name: jobs for name, jobs in _by_service(self._ready()).items() if name not in place.closed}
 
     def _service(self, queue: _Queue, place: Place, now: float) -> str | None:
         turn = self._turns.get(place.number)

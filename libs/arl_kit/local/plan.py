@@ -36,6 +36,7 @@ _LIMITS = {
         "TANGRAM_SERVICES",
         "TANGRAM_MODELS",
         "TANGRAM_CALLABLES",
+        "TANGRAM_ENGINES",
         "TANGRAM_SLOTS",
         "TANGRAM_DEVICE_MIB",
         "TANGRAM_DEVICE_THREADS",

@@ -14,7 +14,7 @@ from arl_gateway.routes import trace_of
 from arl_gateway.scores import Ask, Scored, Scores, parts
 from arl_kit.hops import unless_gone
 from arl_wire.errors import TooManyRequests, Unavailable
-from arl_wire.kinds import VERIFIERS
+from arl_wire.kinds import ALONE
 from arl_wire.scores import Score, ScoreItem
 
 __all__ = ["CompatRoute", "answered", "score"]
@@ -73,7 +73,7 @@ def _ask(items: Sequence[ScoreItem], place: Place, within_s: float) -> Ask:
         trajectory=place.trajectory,
         step=place.step,
         within_s=within_s,
-        alone=place.service.kind in VERIFIERS,
+        alone=place.service.kind in ALONE,
     )
 
 

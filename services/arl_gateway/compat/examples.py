@@ -55,6 +55,18 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "vllm_classify": _CLASSIFY,
     "vllm_pooling": {"text": {"summary": "A text", "value": _TEXT}},
     "openai_embeddings": {"text": {"summary": "As verl asks SGLang", "value": _TEXT}},
+    "openai_chat": {
+        "judge": {
+            "summary": "As verl asks a generative judge",
+            "value": {
+                "model": "judge",
+                "messages": [{"role": "user", "content": f"Is this right? {_PROMPT} {_RESPONSE}"}],
+                "temperature": 0.7,
+                "n": 4,
+                "max_tokens": 1024,
+            },
+        }
+    },
     "vllm_score": _SCORE,
     "vllm_rerank": _RERANK,
     "nemo_gym_verify": {

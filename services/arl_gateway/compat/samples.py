@@ -1,6 +1,6 @@
 """What trainers send about one sample, as the item that the kind of a service takes; and a score's number."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from arl_wire.errors import FieldError, NotScored, ValidationFailed
 from arl_wire.kinds import KINDS
 from arl_wire.scores import MAX_CHARACTERS, Message, Score, ScoreItem
 
-__all__ = ["Sample", "answered_by", "conversation", "item_of", "number_of", "pair", "text_item"]
+__all__ = ["Sample", "answered_by", "chat", "conversation", "item_of", "number_of", "pair", "text_item"]
 
 OF_A_QUERY = frozenset({"relevance", "reranker"})
 """Kinds whose reference is what was asked; that of others is what is right."""
@@ -32,6 +32,9 @@ class Sample:
 def item_of(kind: str, sample: Sample, *, field: str) -> ScoreItem:
     """Raises `ValidationFailed`, naming `field`, for what the kind needs and the sample has not."""
     forms = KINDS.get(kind, ()) or (("text", "reference"), ("text",))
+    if ("prompt", "text") in forms:
+        said = {"prompt": sample.prompt, "text": sample.response, "reference": sample.label}
+        return _item(field, **{name: value for name, value in said.items() if value is not None})
     reference = sample.prompt if kind in OF_A_QUERY else sample.label
     whole = sample.whole if sample.whole is not None else sample.prompt + sample.response
     if reference is not None and ("text", "reference") in forms:
@@ -69,6 +72,11 @@ def number_of(entry: Score, at: int) -> float:
 
 def conversation(messages: Sequence[Message], *, field: str) -> ScoreItem:
     return _item(field, messages=list(messages))
+
+
+def chat(messages: Sequence[Message], further: Mapping[str, Any]) -> ScoreItem:
+    """To be answered. Raises `ValidationFailed` for what no item can have."""
+    return _item("messages", messages=list(messages), chat=dict(further))
 
 
 def answered_by(role: str, content: str, *, field: str) -> Message:

@@ -1,0 +1,136 @@
+"""OpenAI's chat completions, for judges: `openai/resources/chat/completions.py` of openai/openai-python.
+
+verl's generative reward models and whoever else brings a prompt of his own ask here. Each call is an action, and its
+engine's answer comes back as it was given. The official client waits 600 s, and tries twice more after a 5xx.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from arl_gateway.compat.asking import CompatRoute, answered, score
+from arl_gateway.compat.places import place_of
+from arl_gateway.compat.samples import answered_by, chat
+from arl_gateway.compat.vllm import DOCUMENTED
+from arl_gateway.routes import Writer
+from arl_kit.app import documented
+from arl_wire.errors import BadRequest, FieldError, TangramError, Unavailable, Unprocessable, ValidationFailed
+from arl_wire.scores import MAX_MESSAGES, Message, Score
+
+__all__ = ["router"]
+
+WITHIN_S = 580.0
+KINDS = ("judge",)
+OURS = {"model", "messages", "stream", "stream_options"}
+"""Fields that are not passed on as they are."""
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+"""OpenAI's, by status; others are `server_error`."""
+
+
+class OpenAiRoute(CompatRoute):
+    """A problem has OpenAI's `error` besides, and what is wrong with a request is 400."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_openly(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unprocessable as refused:
+                raise _with_error(BadRequest(refused.detail, errors=refused.errors)) from refused
+            except TangramError as error:
+                raise _with_error(error) from error
+
+        return handle_openly
+
+
+router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
+
+
+class TextPart(BaseModel):
+    type: str = Field(pattern="^text$", description="Only texts are read here")
+    text: str
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[TextPart]
+
+
+class ChatRequest(BaseModel):
+    """Fields that are not known here go to the engine as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    n: int | None = Field(default=None, ge=1, le=64)
+    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
+    response_format: dict[str, Any] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = Field(default=None, description="Only false: an answer comes whole")
+
+
+@router.post(
+    "/v1/chat/completions",
+    operation_id="openai_chat",
+    response_model=None,
+    responses={**DOCUMENTED, **documented(BadRequest)},
+)
+async def chat_completions(body: ChatRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """OpenAI's chat completions, by the engine of a judge. Held until the answer is there; it is not streamed.
+
+    Problems have an `error` as OpenAI's clients read it.
+    """
+    if body.stream:
+        raise _refused("stream", "answers come whole; leave it out, or false")
+    place = await place_of(request, KINDS, model=body.model)
+    if place.service.kind not in KINDS:
+        raise _refused("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
+    further = body.model_dump(mode="json", exclude=OURS, exclude_none=True)
+    item = chat(_messages(body.messages), further)
+    (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
+    return answered({**_completion(entry), "model": place.service.name}, response)
+
+
+def _messages(given: Sequence[ChatMessage]) -> list[Message]:
+    for at, message in enumerate(given):
+        if further := sorted(name for name, value in (message.model_extra or {}).items() if value is not None):
+            raise _refused(f"messages.{at}.{further[0]}", "is not carried here: a message has a role and a text")
+    return [
+        answered_by(message.role, _text(message.content), field=f"messages.{at}") for at, message in enumerate(given)
+    ]
+
+
+def _text(content: str | Sequence[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _completion(entry: Score) -> dict[str, Any]:
+    if entry.completion is not None:
+        return entry.completion
+    if entry.error is not None and entry.error.code == "refused":
+        raise BadRequest(entry.error.message)
+    what = entry.error.message if entry.error is not None else "a score, and no answer"
+    raise Unavailable(f"the judge gave {what}; try again", retry_after_s=1)
+
+
+def _with_error(error: TangramError) -> TangramError:
+    param = error.errors[0].field if error.errors else None
+    kind = TYPES.get(error.status, "server_error")
+    error.extensions = {"error": {"message": error.detail, "type": kind, "param": param, "code": error.code}}
+    return error
+
+
+def _refused(field: str, message: str) -> ValidationFailed:
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])

@@ -1,0 +1,129 @@
+"""Chat completions of an engine. One try each: whoever wants another is the action's `retries`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from arl_gpu.settings import EngineSettings
+
+__all__ = ["Completions", "EngineFailed", "ItemRefused"]
+
+HEALTH_S = 5.0
+CONNECT_S = 5.0
+LARGEST = 4 << 20
+"""Bytes of an answer."""
+OF_THE_ITEM = frozenset({400, 413, 422})
+"""Statuses by which engines refuse what they were asked, as one that is too long for them."""
+SHOWN = 500
+CHUNK = 64 << 10
+
+
+class EngineFailed(Exception):
+    """No fault of the item's. `reason`: a code."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ItemRefused(Exception):
+    """The engine takes no such request, and says why."""
+
+
+class Completions:
+    """Cancelling a call closes its connection, and with it the engine's work on it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._url = settings.url.rstrip("/")
+        self._key, self._model = settings.key, settings.model
+        # SGLang's /health generates a token, and it may release its memory only while it generates nothing.
+        self._health = "/v1/models" if settings.family == "sglang" else "/health"
+        self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_S)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """With at least one choice, each with a message. Raises `EngineFailed` and `ItemRefused`."""
+        asked = {**body, "model": await self._name(), "stream": False}
+        answer = await self._ask("POST", "/v1/chat/completions", asked)
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
+            raise EngineFailed("engine_failed", "its answer has no choices with messages")
+        return answer
+
+    async def look(self) -> None:
+        """Raises `EngineFailed` where it is not well; then `engine_gone` where nothing listens any more."""
+        await self._ask("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_S), reads=False)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _name(self) -> str:
+        """What the engine calls its model."""
+        if self._model is None:
+            listed = (await self._ask("GET", "/v1/models", None)).get("data")
+            first = listed[0] if isinstance(listed, list) and listed else None
+            if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+                raise EngineFailed("engine_failed", "it lists no model")
+            self._model = first["id"]
+        return self._model
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        timeout: aiohttp.ClientTimeout | None = None,
+        reads: bool = True,
+    ) -> dict[str, Any]:
+        try:
+            async with self._opened().request(
+                method, self._url + path, json=body, timeout=timeout or self._timeout, allow_redirects=False
+            ) as response:
+                return _read(response.status, await _content(response), reads=reads)
+        except TimeoutError:
+            raise EngineFailed("engine_timeout", f"{path} was not answered in time") from None
+        except aiohttp.ClientConnectorError as error:
+            raise EngineFailed("engine_gone", f"nothing answers there: {error.os_error.strerror}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineFailed("engine_gone", f"{path} broke off: {type(error).__name__}") from None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            headers = {"authorization": f"Bearer {self._key}"} if self._key is not None else {}
+            self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+        return self._session
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    found = bytearray()
+    async for chunk in response.content.iter_chunked(CHUNK):
+        found += chunk
+        if len(found) > LARGEST:
+            raise EngineFailed("engine_failed", f"its answer has more than {LARGEST} bytes")
+    return bytes(found)
+
+
+def _read(status: int, content: bytes, *, reads: bool) -> dict[str, Any]:
+    shown = content[:SHOWN].decode(errors="replace")
+    if status in OF_THE_ITEM:
+        raise ItemRefused(f"the engine answered {status}: {shown}")
+    if status >= 300:
+        raise EngineFailed("engine_failed", f"it answered {status}: {shown}")
+    if not reads:
+        return {}
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise EngineFailed("engine_failed", "its answer is no JSON object")
+    return answer
+
+
+def _has_message(choice: Any) -> bool:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    return isinstance(message, dict) and isinstance(message.get("content"), str | None)

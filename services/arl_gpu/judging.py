@@ -1,0 +1,310 @@
+"""Items that an engine answers: each a request of its own, while the engine is held awake on its device.
+
+Nothing is sent to an engine that may be asleep. It is held from its first request to its last and may leave the device
+in between. Whoever needs its room is waited for: nothing new is begun meanwhile, and what is in flight ends.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from arl_gpu.completions import Completions, EngineFailed, ItemRefused
+from arl_gpu.jobs import Job
+from arl_gpu.kinds.judge import Judge, NotAsked, is_chat
+from arl_gpu.kinds.model import Entry, Item, failed
+from arl_gpu.services import ServiceFiles
+from arl_gpu.settings import EngineSettings
+from arl_gpu.turns import Batch
+from arl_gpu.worker_client import WorkerDied
+from arl_wire.services import ServiceOptions
+
+__all__ = ["Board", "EngineOwner", "Judging"]
+
+LOOK_S = 2.0
+"""Between looks at an engine's health."""
+WAKING_S = 0.05
+"""Between questions whether it is awake by now."""
+ENDS_IT = frozenset({"engine_gone", "engine_timeout"})
+"""What the engine itself failed of, and not a single answer of it."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineOwner(Protocol):
+    """Of the device that an engine is on. Answers say what is there, or have an `error`. Raises `WorkerDied`."""
+
+    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
+    async def release(self, engine: str) -> dict[str, Any]: ...
+    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]: ...
+
+
+class Board(Protocol):
+    """Where jobs come from, and their items' entries go."""
+
+    def answered(self, job: Job, at: int, entry: Entry) -> None: ...
+    def broke(self, job: Job, reason: str, message: str) -> None: ...
+    def is_over(self, job: Job) -> bool: ...
+    def waiting_on(self, number: int) -> Sequence[str]: ...
+    def learn(self, number: int, answer: Mapping[str, Any]) -> None: ...
+    def look_again(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    job: Job
+    at: int
+    """The number of the item."""
+    judge: Judge
+
+    @property
+    def item(self) -> Item:
+        return self.job.items[self.at]
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One engine."""
+
+    name: str
+    settings: EngineSettings
+    completions: Completions
+    limit: asyncio.Semaphore
+    pending: deque[_Request] = field(default_factory=deque)
+    """Chosen, and not sent before it is awake."""
+    running: int = 0
+    is_held: bool = False
+    lacks_room: bool = False
+    trouble: str | None = None
+    is_gone: bool = False
+    """Nothing listened there, so whatever does later has begun anew."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_held or bool(self.pending and not self.lacks_room)
+
+
+class Judging:
+    """`judges`: the services that engines serve, as they are offered now."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, EngineSettings],
+        owners: Sequence[EngineOwner],
+        judges: Callable[[], Iterable[ServiceFiles]],
+    ) -> None:
+        self._owners, self._judges = owners, judges
+        self._lanes = {
+            name: _Lane(name, each, Completions(each), asyncio.Semaphore(each.requests))
+            for name, each in engines.items()
+        }
+        self._board: Board
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._released = asyncio.Condition()
+
+    def start(self, board: Board) -> None:
+        self._board = board
+        for lane in self._lanes.values():
+            self._in_background(self._watch(lane))
+
+    async def stop(self) -> None:
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lane in self._lanes.values():
+            await lane.completions.close()
+
+    def serving(self, service: str) -> ServiceFiles | None:
+        """None where a worker computes it."""
+        return next((each for each in self._judges() if each.name == service), None) if self._lanes else None
+
+    def health(self, service: ServiceFiles) -> str:
+        lane = self._lanes.get(service.engine or "")
+        return "ok" if lane is None or lane.trouble is None else lane.trouble
+
+    def closed(self, number: int, *, makes_room: bool) -> set[str]:
+        """Services of which a device begins nothing now. `makes_room`: something else needs what engines hold."""
+        return (
+            {each.name for each in self._judges() if self._is_closed(each, number, makes_room)}
+            if self._lanes
+            else set()
+        )
+
+    def is_busy(self, number: int) -> bool:
+        """An engine of this device is in use, or on its way: what it holds will come free."""
+        return any(lane.is_busy for lane in self._lanes.values() if lane.settings.device == number)
+
+    def begin(self, files: ServiceFiles, batch: Batch) -> None:
+        """Every item ends in one entry, or its action in one failure, unless it is over before."""
+        lane, options = self._lanes[files.engine or ""], ServiceOptions.model_validate(files.options)
+        judge = Judge(options.judge)
+        lane.pending.extend(_Request(job, at, judge) for job, start, stop in batch for at in range(start, stop))
+        self._in_background(self._send(lane))
+
+    def _is_closed(self, files: ServiceFiles, number: int, makes_room: bool) -> bool:
+        lane = self._lanes[files.engine or ""]
+        others = (each for each in self._lanes.values() if each is not lane and each.settings.device == number)
+        return (
+            lane.settings.device != number
+            or lane.trouble is not None
+            or bool(lane.pending)
+            or lane.running >= lane.settings.requests
+            or makes_room
+            or any(each.lacks_room for each in others)
+        )
+
+    async def _send(self, lane: _Lane) -> None:
+        async with lane.changing:
+            if lane.pending and not lane.is_held:
+                lane.is_held = await self._is_awake(lane)
+            while lane.pending:
+                request = lane.pending.popleft()
+                if not self._board.is_over(request.job):
+                    lane.running += 1
+                    task = self._in_background(self._ask(lane, request))
+                    request.job.tasks.add(task)
+        await self._rest(lane)
+
+    async def _is_awake(self, lane: _Lane) -> bool:
+        """Held from now on; or everything that waited for it has failed."""
+        number = lane.settings.device
+        while True:
+            try:
+                answer = await self._owners[number].hold(lane.name, self._board.waiting_on(number))
+            except WorkerDied as error:
+                self._break(lane, "worker_died", str(error))
+                return False
+            self._board.learn(number, answer)
+            if "error" not in answer:
+                if answer["held"]:
+                    return True
+                await asyncio.sleep(WAKING_S)
+            elif answer["error"] != "no_room" or not await self._others_left(lane):
+                self._break(lane, answer["error"], answer["message"])
+                return False
+
+    async def _others_left(self, lane: _Lane) -> bool:
+        """Once an engine that held what this one needs is released; False where none does."""
+        others = [e for e in self._lanes.values() if e is not lane and e.settings.device == lane.settings.device]
+        busy = [each for each in others if each.is_busy]
+        if not busy:
+            return False
+        lane.lacks_room = True
+        try:
+            async with self._released:
+                await self._released.wait_for(lambda: not all(each.is_busy for each in busy))
+        finally:
+            lane.lacks_room = False
+        return True
+
+    def _break(self, lane: _Lane, reason: str, message: str) -> None:
+        """Of what waited for it; no room is no fault of the engine's."""
+        log.warning("engine %s can't be had: %s: %s", lane.name, reason, message)
+        if reason in ("wake_failed", "engine_trouble"):
+            lane.trouble = f"{reason}: {message}"
+        while lane.pending:
+            self._board.broke(lane.pending.popleft().job, reason, message)
+
+    async def _ask(self, lane: _Lane, request: _Request) -> None:
+        job = request.job
+        try:
+            entry = await self._entry(lane, request)
+        except EngineFailed as error:
+            if error.reason in ENDS_IT:
+                lane.trouble = lane.trouble or f"{error.reason}: {error}"
+                lane.is_gone = lane.is_gone or error.reason == "engine_gone"
+            _forget_this(job)
+            self._board.broke(job, error.reason, str(error))
+        else:
+            _forget_this(job)
+            self._board.answered(job, request.at, entry)
+        finally:
+            _forget_this(job)
+            lane.running -= 1
+            self._board.look_again()
+            if not lane.running:
+                self._in_background(self._rest(lane))
+
+    async def _entry(self, lane: _Lane, request: _Request) -> Entry:
+        try:
+            body = request.judge.request(request.item)
+            async with lane.limit:
+                answer = await lane.completions.complete(body)
+        except NotAsked as error:
+            return failed(error.code, str(error))
+        except ItemRefused as error:
+            return failed("refused", str(error))
+        if is_chat(request.item):
+            return {"completion": answer}
+        return request.judge.entry([choice["message"].get("content") or "" for choice in answer["choices"]])
+
+    async def _rest(self, lane: _Lane) -> None:
+        """Where nothing is in flight any more, it may leave its device."""
+        async with lane.changing:
+            if lane.running or lane.pending:
+                return
+            if lane.is_held:
+                await self._release(lane)
+        async with self._released:
+            self._released.notify_all()
+        self._board.look_again()
+
+    async def _release(self, lane: _Lane) -> None:
+        number = lane.settings.device
+        try:
+            self._board.learn(number, await self._owners[number].release(lane.name))
+        except WorkerDied as error:
+            log.warning("engine %s was released by nobody: %s", lane.name, error)
+        lane.is_held = False
+
+    async def _watch(self, lane: _Lane) -> None:
+        while True:
+            try:
+                await self._look(lane)
+            except WorkerDied as error:
+                log.warning("engine %s: the worker of its device died: %s", lane.name, error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self, lane: _Lane) -> None:
+        """One that was in trouble is used again once it answers, and once it is known what it holds."""
+        try:
+            await lane.completions.look()
+        except (EngineFailed, ItemRefused) as error:
+            reason = error.reason if isinstance(error, EngineFailed) else "engine_failed"
+            lane.is_gone = lane.is_gone or reason == "engine_gone"
+            if lane.trouble is None:
+                log.warning("engine %s is not well: %s: %s", lane.name, reason, error)
+            lane.trouble = f"{reason}: {error}"
+            return
+        async with lane.changing:
+            if lane.trouble is not None and not lane.is_held:
+                await self._look_at(lane)
+
+    async def _look_at(self, lane: _Lane) -> None:
+        number = lane.settings.device
+        answer = await self._owners[number].look_at(lane.name, restarted=lane.is_gone)
+        self._board.learn(number, answer)
+        lane.is_gone = False
+        lane.trouble = f"{answer['error']}: {answer['message']}" if "error" in answer else None
+        self._board.look_again()
+
+    def _in_background(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(doing, name="judging")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("judging went wrong", exc_info=error)
+
+
+def _forget_this(job: Job) -> None:
+    """Before it ends the job, which ends its tasks."""
+    if (task := asyncio.current_task()) is not None:
+        job.tasks.discard(task)

@@ -1,0 +1,130 @@
+"""A judge: what its engine is asked about an item, and the score that is read from the answers."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from arl_gpu.kinds.model import Entry, Item, failed
+from arl_wire.judges import FIELDS, JudgeOptions, parts_of
+
+__all__ = ["Judge", "NotAsked", "is_chat"]
+
+READ_CHARACTERS = 8192
+"""At the end of an answer, where its verdict is looked for."""
+OBJECTS = 256
+"""Braces that are tried as the beginning of the last JSON object."""
+SHOWN_CHARACTERS = 8192
+"""Of the answers' ends, together in an entry's details."""
+
+Aggregate = Callable[[Sequence[float]], float]
+
+
+class NotAsked(Exception):
+    """An item that the judge's prompt can't be made of. `code`: of its error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def is_chat(item: Item) -> bool:
+    """It is to be answered, not judged."""
+    return "chat" in item
+
+
+class Judge:
+    def __init__(self, options: JudgeOptions | None) -> None:
+        """`None`: it only answers chats."""
+        self._options = options
+        self._pattern = re.compile(options.pattern) if options is not None and options.pattern is not None else None
+
+    def request(self, item: Item) -> Mapping[str, Any]:
+        """The body of a chat completion without its model. Raises `NotAsked`."""
+        if is_chat(item):
+            return {**item["chat"], "messages": list(item["messages"])}
+        options = self._options
+        if options is None:
+            raise NotAsked("no_template", "this judge was registered without options.judge: it only answers chats")
+        named = [name for _, name in parts_of(options.prompt) if name is not None]
+        if missing := [FIELDS[name] for name in named if FIELDS[name] not in item]:
+            raise NotAsked(f"no_{missing[0]}", f"the judge's prompt asks for {missing[0]}, and the item has none")
+        asked = "".join(
+            text + (item[FIELDS[name]] if name is not None else "") for text, name in parts_of(options.prompt)
+        )
+        system = [{"role": "system", "content": options.system}] if options.system is not None else []
+        sampling = options.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
+        messages = [*system, {"role": "user", "content": asked}]
+        return {**options.extra, **sampling, "n": options.samples, "messages": messages}
+
+    def entry(self, texts: Sequence[str]) -> Entry:
+        """Of the samples' answers; those in which no verdict can be read count for nothing, and never as a 0."""
+        options = self._options
+        if options is None:
+            raise ValueError("it judges nothing")
+        verdicts = [self._verdict(text[-READ_CHARACTERS:], options) for text in texts]
+        found = [verdict for verdict in verdicts if verdict is not None]
+        if len(found) < options.min_verdicts:
+            shown = texts[0][-200:] if texts else ""
+            what = f"{len(found)} of {len(texts)} answers have a verdict that can be read, of {options.min_verdicts}"
+            return failed("verdict_unparsed", f"{what}; the first ends in {shown!r}")
+        most = SHOWN_CHARACTERS // max(1, len(texts)) // 4  # a character may be four bytes
+        details = {"verdicts": verdicts, "answers": [text[-most:] for text in texts]}
+        return {"score": AGGREGATES[options.aggregate](found), "details": details}
+
+    def _verdict(self, text: str, options: JudgeOptions) -> float | None:
+        said = _last_group(self._pattern, text) if self._pattern is not None else _last_value(options.json_field, text)
+        if said is None:
+            return None
+        if options.words is not None:
+            return options.words.get(said.strip().lower())
+        try:
+            number = float(said)
+        except ValueError:
+            return None
+        is_within = options.minimum is not None and options.maximum is not None
+        return number if is_within and options.minimum <= number <= options.maximum else None  # type: ignore[operator]
+
+
+def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
+    """A group that took no part in its match is no verdict."""
+    found: str | None = None
+    for match in pattern.finditer(text):
+        found = match.group(1)
+    return found
+
+
+def _last_value(name: str | None, text: str) -> str | None:
+    for begin in _braces(text):
+        try:
+            said, _ = json.JSONDecoder().raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict) and name in said:
+            value = said[name]
+            return value if isinstance(value, str) else json.dumps(value)
+    return None
+
+
+def _braces(text: str) -> Iterator[int]:
+    """From the last one on."""
+    at = len(text)
+    for _ in range(OBJECTS):
+        if (at := text.rfind("{", 0, at)) < 0:
+            return
+        yield at
+
+
+def _mean(found: Sequence[float]) -> float:
+    return math.fsum(found) / len(found)
+
+
+def _majority(found: Sequence[float]) -> float:
+    counts = Counter(found)
+    most = max(counts.values())
+    return _mean([verdict for verdict, count in counts.items() if count == most])
+
+
+AGGREGATES: Mapping[str, Aggregate] = {"mean": _mean, "majority": _majority, "min": min, "max": max}

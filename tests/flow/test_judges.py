@@ -1,0 +1,253 @@
+"""Judges: items and chats through the whole line to an engine that sleeps and wakes, and fails as it is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from support.conditions import eventually
+from support.engine import RunningEngine, running_engine, verdict_of
+from support.postgres import Databases
+from support.system import System, running_system
+
+DEVICE_MIB = 100
+"""MiniLM's 87 MiB, or the engine's 60."""
+OPTIONS = {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"good": 1, "bad": 0}}
+JUDGE = {"name": "judge", "kind": "judge", "source": "tiny", "options": {"judge": OPTIONS | {"samples": 3}}}
+PAIR = {"text": "a cat", "reference": "a cat"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine() -> AsyncIterator[RunningEngine]:
+    async with running_engine() as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases, engine: RunningEngine) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    engines = {"tiny": engine.settings(mib=60, sleep_s=1.0, wake_s=5.0)}
+    node = {
+        "TANGRAM_ENGINES": json.dumps(engines),
+        "TANGRAM_SERVICES": "minilm",
+        "TANGRAM_DEVICE_MIB": str(DEVICE_MIB),
+        "TANGRAM_SWAP_WAIT_S": "0.2",
+        "TANGRAM_POLL_IDLE_S": "0.2",
+    }
+    async with running_system(owner_url, scores=True, overrides={"gpu": node}) as system:
+        async with system.client() as api:
+            assert (await api.post("/v1/services", json=JUDGE)).status_code == 201
+            await until(api, available=True)
+        yield system
+    await databases.drop(owner_url)
+
+
+async def until(api: httpx.AsyncClient, **wanted: Any) -> None:
+    async def is_so() -> bool:
+        found = (await api.get("/v1/services/judge")).json()
+        [node] = found["nodes"] or [{}]
+        return wanted.items() <= {**node, **found}.items()
+
+    await eventually(is_so)
+
+
+async def judged(api: httpx.AsyncClient, *texts: str, service: str = "judge", **more: Any) -> list[dict[str, Any]]:
+    body = {"service": service, "task": "j", "items": [{"text": text} for text in texts], **more}
+    answer = await api.post("/v1/scores", json=body)
+    assert answer.status_code == 200, answer.text
+    scores: list[dict[str, Any]] = answer.json()["scores"]
+    return scores
+
+
+async def chat(api: httpx.AsyncClient, text: str, path: str = "", **more: Any) -> httpx.Response:
+    body = {"model": "/models/genrm", "messages": [{"role": "user", "content": text}], **more}
+    return await api.post(f"{path}/v1/chat/completions", json=body)
+
+
+async def test_items_and_chats_are_answered_and_a_key_is_nowhere_but_with_the_engine(
+    api: httpx.AsyncClient, system: System, engine: RunningEngine
+) -> None:
+    scores = await judged(api, "say:verdict: good|verdict: bad|none", "say:none", "x" * 20_000)
+    assert (scores[0]["score"], scores[0]["details"]["verdicts"]) == (0.5, [1.0, 0.0, None])
+    assert [each["error"]["code"] for each in scores[1:]] == ["verdict_unparsed", "refused"]
+    said = (await chat(api, "say:yes|no", path="/t/mine/services/judge", n=2, logprobs=True, top_k=5)).json()
+    assert [each["message"]["content"] for each in said["choices"]] == ["yes", "no"]
+    assert (said["object"], said["model"], said["choices"][0]["logprobs"]) == (
+        "chat.completion",
+        "judge",
+        {"content": []},
+    )
+    assert {name: said["asked"][name] for name in ("n", "top_k", "model")} == {"n": 2, "top_k": 5, "model": "tiny"}
+    listed = (await api.get("/v1/actions", params={"task": "mine"})).json()["items"]
+    assert [action["outcome"] for action in listed] == ["ok"]
+    assert engine.settings(1)["api_key"] not in "".join(system.log(name) for name in system.processes)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"stream": True}, 400, "stream"),
+        ({"n": 0}, 400, "n"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, 400, None),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, 400, "messages.0.tool_calls"),
+        ({"model": "minilm"}, 400, "model"),
+    ],
+)
+async def test_what_can_not_be_is_refused_as_openai_does(
+    api: httpx.AsyncClient, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = await chat(api, "hello", **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["message"] != "") == (status, "invalid_request_error", True)
+    assert param is None or error["param"] == param
+
+
+class TestTrouble:
+    """Each with an engine that is well again afterwards."""
+
+    pytestmark = pytest.mark.slow
+
+    @pytest.mark.parametrize("fault", ["garbled", "no_choices", "500", "429"])
+    async def test_an_answer_that_is_none_is_our_trouble_and_nobody_s_score(
+        self, api: httpx.AsyncClient, engine: RunningEngine, fault: str
+    ) -> None:
+        await engine.tell(answer=fault)
+        answer = await chat(api, "hello")
+        body = {"service": "judge", "task": "j", "items": [{"text": "say:verdict: good"}]}
+        action = (await api.post("/v1/actions", json={"kind": "score", **body}, params={"wait": 30})).json()
+        await engine.tell(answer=None)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        assert (action["outcome"], action["reason"]) == ("infra_error", "engine_failed")
+        assert (await judged(api, "say:verdict: good"))[0]["score"] == 1.0
+
+    async def test_what_is_cancelled_is_aborted_at_the_engine(
+        self, api: httpx.AsyncClient, engine: RunningEngine
+    ) -> None:
+        await engine.tell(hang=True)
+        before = (await engine.state())["aborted"]
+        body = {"task": "j", "kind": "score", "service": "judge", "items": [{"text": "a"}, {"text": "b"}]}
+        id = (await api.post("/v1/actions", json=body)).json()["id"]
+
+        async def are_there() -> bool:
+            return bool((await engine.state())["in_flight"] == 2)
+
+        await eventually(are_there)
+        await api.delete(f"/v1/actions/{id}")
+
+        async def are_gone() -> bool:
+            state = await engine.state()
+            return bool(state["in_flight"] == 0 and state["aborted"] == before + 2)
+
+        await eventually(are_gone)
+        await engine.tell(hang=False)
+        assert (await api.get(f"/v1/actions/{id}", params={"wait": 10})).json()["outcome"] == "cancelled"
+
+    async def test_a_wake_that_fails_is_tried_again_for_who_waits(
+        self, api: httpx.AsyncClient, engine: RunningEngine
+    ) -> None:
+        await asleep(api, engine)
+        await engine.tell(wakes_that_fail=1)
+        body = {"task": "j", "kind": "score", "service": "judge", "items": [{"text": "say:verdict: bad"}]}
+        failed = (await api.post("/v1/actions", json=body, params={"wait": 30})).json()
+        assert (failed["outcome"], failed["reason"]) == ("infra_error", "wake_failed")
+        await engine.tell(wakes_that_fail=1)
+        assert (await judged(api, "say:verdict: bad"))[0]["score"] == 0.0
+
+    async def test_a_crash_is_said_and_what_comes_meanwhile_waits_until_it_is_back(
+        self, api: httpx.AsyncClient, engine: RunningEngine
+    ) -> None:
+        await engine.tell(hang=True)
+        body = {"task": "j", "kind": "score", "service": "judge", "items": [{"text": "say:verdict: good"}]}
+        id = (await api.post("/v1/actions", json=body)).json()["id"]
+
+        async def is_there() -> bool:
+            return bool((await engine.state())["in_flight"])
+
+        await eventually(is_there)
+        engine.kill()
+        action = (await api.get(f"/v1/actions/{id}", params={"wait": 20})).json()
+        assert (action["outcome"], action["reason"]) == ("infra_error", "engine_gone")
+
+        async def is_said() -> bool:
+            [node] = (await api.get("/v1/services/judge")).json()["nodes"]
+            return bool(node["health"].startswith("engine_gone"))
+
+        await eventually(is_said)
+        waiting = asyncio.create_task(judged(api, "say:verdict: good"))
+        await engine.start()
+        assert (await waiting)[0]["score"] == 1.0
+        await until(api, health="ok")
+
+    async def test_what_does_not_sleep_keeps_its_room_and_is_asked_again(
+        self, api: httpx.AsyncClient, engine: RunningEngine
+    ) -> None:
+        await judged(api, "say:verdict: good")
+        await engine.tell(sleep_frees_nothing=True)
+        body = {"task": "j", "kind": "score", "service": "minilm", "items": [PAIR]}
+        action = (await api.post("/v1/actions", json=body, params={"wait": 30})).json()
+        assert (action["outcome"], action["reason"]) == ("infra_error", "no_room")
+        await engine.tell(sleep_frees_nothing=False)
+        assert (await judged(api, "say:verdict: good"))[0]["score"] == 1.0
+        action = (await api.post("/v1/actions", json=body, params={"wait": 30})).json()
+        assert action["outcome"] == "ok"
+        await until(api, state="host")
+
+    async def test_the_official_client_reads_answers_and_errors(self, api: httpx.AsyncClient, system: System) -> None:
+        openai = pytest.importorskip("openai")
+        from support.system import API_KEY
+
+        async with openai.AsyncOpenAI(
+            base_url=f"{system.url}/services/judge/v1", api_key=API_KEY, max_retries=0
+        ) as client:
+            asked = [{"role": "user", "content": "say:yes|no"}]
+            answer = await client.chat.completions.create(model="judge", messages=asked, n=2, temperature=0.5)
+            assert [choice.message.content for choice in answer.choices] == ["yes", "no"]
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="judge", messages=asked, stream=True)
+            assert refused.value.param == "stream"
+            assert "judge" in [each.id async for each in client.models.list()]
+
+
+async def asleep(api: httpx.AsyncClient, engine: RunningEngine) -> None:
+    """As it is once another service has needed its room."""
+    body = {"task": "j", "kind": "score", "service": "minilm", "items": [PAIR]}
+    assert (await api.post("/v1/actions", json=body, params={"wait": 30})).json()["outcome"] == "ok"
+    assert (await engine.state())["asleep"]
+
+
+@pytest.mark.slow
+async def test_a_judge_and_a_similarity_swap_under_load_and_each_request_is_answered_once(
+    api: httpx.AsyncClient, engine: RunningEngine
+) -> None:
+    await engine.tell(chat_s=0.02)
+    before = await engine.state()
+
+    async def similar(at: int) -> float:
+        items = [{"text": f"{at} cats", "reference": f"{at} cats"}]
+        body = {"service": "minilm", "task": f"m{at % 3}", "items": items}
+        answer = await api.post("/v1/scores", json=body)
+        assert answer.status_code == 200, answer.text
+        return float(answer.json()["scores"][0]["score"])
+
+    async def judge(at: int) -> float:
+        [score] = await judged(api, f"text {at}")
+        return float(score["score"])
+
+    async def client(at: int) -> None:
+        for turn in range(10):
+            number = at * 10 + turn
+            if at % 2:
+                assert await similar(number) == pytest.approx(1.0, abs=1e-4)
+            else:
+                assert await judge(number) == (1.0 if verdict_of(f"text {number}") == "good" else 0.0)
+
+    await asyncio.gather(*(client(at) for at in range(12)))
+    after = await engine.state()
+    assert after["chats"] - before["chats"] == 60
+    assert after["sleeps"] > before["sleeps"], "there is room for one of them"
+    await engine.tell(chat_s=0.0)

@@ -1,0 +1,101 @@
+"""What a judge is asked, and what is read from its answers: a verdict that is not there is no score."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from arl_gpu.kinds.judge import Judge, NotAsked
+from arl_wire.judges import JudgeOptions
+from arl_wire.services import RegisterService
+
+WORDS = {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"Good": 1, "bad": 0}}
+GRADES = {"prompt": "{response}", "json_field": "grade", "minimum": 0, "maximum": 10}
+
+
+def judge(options: dict[str, Any], **more: Any) -> Judge:
+    return Judge(JudgeOptions.model_validate(options | more))
+
+
+@pytest.mark.parametrize(
+    ("options", "answers", "score"),
+    [
+        (WORDS, ["it is bad, no: verdict: BAD, or rather\nverdict: good"], 1.0),
+        (WORDS, ["verdict: good", "verdict: bad", "none"], 0.5),
+        (WORDS | {"aggregate": "majority"}, ["verdict: good", "verdict: bad", "verdict: bad"], 0.0),
+        (WORDS | {"aggregate": "majority"}, ["verdict: good", "verdict: bad"], 0.5),
+        (WORDS | {"aggregate": "min"}, ["verdict: good", "verdict: bad"], 0.0),
+        (WORDS | {"aggregate": "max"}, ["verdict: good", "verdict: bad"], 1.0),
+        (GRADES, ['first {"grade": 2} and then\n```json\n{"grade": 7.5, "why": "{"}\n```'], 7.5),
+        (GRADES, ['{"grade": "3"}'], 3.0),
+        (GRADES | {"words": {"true": 1, "false": 0}, "minimum": None, "maximum": None}, ['{"grade": true}'], 1.0),
+    ],
+)
+def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str], score: float) -> None:
+    assert judge(options, samples=4).entry(answers)["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (WORDS, ""),
+        (WORDS, "verdict: maybe"),
+        (WORDS | {"pattern": "verdict:(?: (good))?"}, "verdict: "),
+        (GRADES, '{"grade": 11}'),
+        (GRADES, '{"grade": NaN}'),
+        (GRADES, '{"grade": '),
+        (GRADES, '{"other": 1}'),
+        (GRADES, '{"grade": null}'),
+        (GRADES, "{" * 100_000),
+    ],
+)
+def test_what_can_not_be_read_is_an_error_and_no_zero(options: dict[str, Any], answer: str) -> None:
+    assert judge(options).entry([answer])["error"]["code"] == "verdict_unparsed"
+
+
+def test_some_answers_that_can_not_be_read_are_left_out_until_too_few_are_left() -> None:
+    answers = ["verdict: good", "?", "verdict: bad"]
+    entry = judge(WORDS, samples=3).entry(answers)
+    assert (entry["score"], entry["details"]) == (0.5, {"verdicts": [1.0, None, 0.0], "answers": answers})
+    assert "error" in judge(WORDS, samples=3, min_verdicts=3).entry(answers)
+
+
+def test_a_text_is_put_into_the_template_as_it_is() -> None:
+    options = WORDS | {"prompt": "{{q}} {prompt} {response} {reference}", "system": "Be fair.", "samples": 2}
+    item = {"text": "{prompt} {0.__class__}", "prompt": "why?", "reference": "{{}}"}
+    request: Any = judge(options, temperature=0.5).request(item)
+    assert request["messages"] == [
+        {"role": "system", "content": "Be fair."},
+        {"role": "user", "content": "{q} why? {prompt} {0.__class__} {{}}"},
+    ]
+    assert (request["n"], request["temperature"], "top_p" in request) == (2, 0.5, False)
+    with pytest.raises(NotAsked) as refused:
+        judge(options).request({"text": "a", "prompt": "b"})
+    assert refused.value.code == "no_reference"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompt": "Is it right?"}, "{response}"),
+        ({"prompt": "{response.__class__}"}, "is none of"),
+        ({"prompt": "{response!r}"}, "is none of"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "good|bad"}, "0 groups"),
+        ({"pattern": r"((?:a+)*)"}, "for ever"),
+        ({"json_field": "verdict"}, "one of pattern and json_field"),
+        ({"minimum": 0, "maximum": 1}, "either words"),
+        ({"words": None, "minimum": 0}, "either words"),
+        ({"samples": 2, "min_verdicts": 3}, "min_verdicts"),
+        ({"extra": {"a": "\0"}}, "NUL"),
+    ],
+)
+def test_what_would_never_judge_is_refused_when_it_is_registered(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said.replace("{", r"\{")):
+        JudgeOptions.model_validate(WORDS | changed)
+
+
+def test_options_of_a_judge_are_a_judge_s() -> None:
+    for kind, options in (("reranker", {"judge": WORDS}), ("judge", {"judge": WORDS, "max_tokens": 5})):
+        with pytest.raises(ValidationError):
+            RegisterService.model_validate({"name": "j", "kind": kind, "source": "engine", "options": options})
