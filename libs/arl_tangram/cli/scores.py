@@ -1,14 +1,15 @@
 """`score` and `services`: reward services from a terminal."""
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ValidationError
 
 from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, fail, stdout
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, stdout
 from arl_tangram.cli.state import DirOption
 from arl_tangram.operations import ActionFailed
 from arl_tangram.options import failed_validation
@@ -65,15 +66,27 @@ def list_services(directory: DirOption, output: FormatOption = Format.TEXT) -> N
 def register_service(
     directory: DirOption,
     name: ServiceArgument,
-    kind: Annotated[str, typer.Argument(help="sequence-classifier, reranker, logprobs, similarity, ...")],
-    source: Annotated[str, typer.Argument(help="Directory of the model, below the nodes' TANGRAM_MODELS.")],
+    kind: Annotated[str, typer.Argument(help="sequence-classifier, reranker, logprobs, similarity, judge, ...")],
+    source: Annotated[
+        str,
+        typer.Argument(help="Directory of the model, below the nodes' TANGRAM_MODELS; of a judge, its engine's name."),
+    ],
     activation: Annotated[bool | None, typer.Option(help="Probabilities, or raw logits.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="An item is cut there.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else as the files have it.")] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="JSON file with what a judge is asked; without it, it only chats."
+        ),
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Offer a model on every node that has its files."""
-    options = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
+    """Offer a model on every node that has its files, or its engine."""
+    options: dict[str, Any] = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
+    if judge is not None:
+        options["judge"] = _read_json(judge)
+    options = {option: value for option, value in options.items() if value is not None}
     given = {"name": name, "kind": kind, "source": source, "options": options}
     with connected(directory) as tangram:
         try:
@@ -120,6 +133,13 @@ def remove(directory: DirOption, name: ServiceArgument) -> None:
         tangram.remove_service(name)
 
 
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        fail(f"{path} is no JSON: {error}", EXIT_USAGE)
+
+
 def _change(directory: Path, name: str, verb: ServiceVerb, output: Format) -> None:
     with connected(directory) as tangram:
         _show(tangram.change_service(name, verb), output)
@@ -141,7 +161,8 @@ def _shown(entry: Score) -> str:
 
 def _lines(service: RewardService) -> list[str]:
     head = f"{service.name}  {service.kind}  {service.model}"
-    head += f"  up to {service.max_tokens} tokens of a text" if service.max_tokens is not None else "  on no node yet"
+    head += f"  up to {service.max_tokens} tokens of a text" if service.max_tokens is not None else ""
+    head += "" if service.nodes or service.available else "  on no node yet"
     head += ("  pinned" if service.pinned else "") + ("  drained" if service.drained else "")
     nodes = [
         f"  {node.node}  {node.state} on {node.device}  in flight {node.in_flight} of {node.slots}"
