@@ -19,6 +19,8 @@ ALIGNMENT = 4096
 """Of a block's place, so that its pages can be given back to the system."""
 ROUNDING = 256
 """Blocks for whose rounding there is room beyond the capacity."""
+NORESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which `mmap` does not name in every Python."""
 CHUNK = 8 << 20
 """Bytes that arrive together."""
 
@@ -76,9 +78,9 @@ class CpuDevice:
         self.capacity = capacity
         self._bytes_per_s = bytes_per_s
         self._fault = fault or (lambda _what, _size: False)
-        # Pages that nobody wrote to cost nothing, and places are rounded up.
+        # Pages that nobody wrote to cost nothing, not even where all of it is lent to engines; places are rounded up.
         room = aligned(max(1, capacity), ALIGNMENT) + ROUNDING * ALIGNMENT
-        self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
         self._arena = memoryview(self._map)
         self._places = Places(capacity=capacity, room=room, alignment=ALIGNMENT)
         self._copier: ThreadPoolExecutor | None = None

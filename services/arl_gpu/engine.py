@@ -22,6 +22,8 @@ ASK_S = 5.0
 """For an answer that takes the engine no work."""
 LOOK_S = 0.05
 """Between looks whether it sleeps by now."""
+SETTLES_S = 2.0
+"""After it answered, until it is so."""
 LONGEST_ANSWER = 1 << 16
 TAGS = {"tags": ["weights", "kv_cache"]}
 """Of SGLang: all that it can release."""
@@ -88,17 +90,15 @@ class Engine:
         """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
         if not self.is_awake():
             return
-        ends_at = time.monotonic() + self.spec.sleep_s
         if self.spec.family == "sglang":
             self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
             self._slept = True
             return
         # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
         self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
-        self._until(lambda: not self.is_awake(), ends_at, "it said that it sleeps, and does not")
+        self._until(lambda: not self.is_awake(), "it said that it sleeps, and does not")
 
     def _wake(self) -> None:
-        ends_at = time.monotonic() + self.spec.wake_s
         if self.is_awake():
             return
         if self.spec.family == "sglang":
@@ -107,9 +107,10 @@ class Engine:
             self._ask("POST", "/resume_memory_occupation", TAGS, within_s=self.spec.wake_s)
             return
         self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
-        self._until(self.is_awake, ends_at, "it said that it woke, and sleeps")
+        self._until(self.is_awake, "it said that it woke, and sleeps")
 
-    def _until(self, holds: Callable[[], bool], ends_at: float, otherwise: str) -> None:
+    def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        ends_at = time.monotonic() + SETTLES_S
         while not holds():
             if time.monotonic() + LOOK_S > ends_at:
                 raise EngineTrouble(otherwise)

@@ -95,8 +95,10 @@ class Judging:
         engines: Mapping[str, EngineSettings],
         owners: Sequence[EngineOwner],
         judges: Callable[[], Iterable[ServiceFiles]],
+        *,
+        look_s: float = LOOK_S,
     ) -> None:
-        self._owners, self._judges = owners, judges
+        self._owners, self._judges, self._look_s = owners, judges, look_s
         self._lanes = {
             name: _Lane(name, each, Completions(each), asyncio.Semaphore(each.requests))
             for name, each in engines.items()
@@ -267,7 +269,7 @@ class Judging:
                 await self._look(lane)
             except WorkerDied as error:
                 log.warning("engine %s: the worker of its device died: %s", lane.name, error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     async def _look(self, lane: _Lane) -> None:
         """One that was in trouble is used again once it answers, and once it is known what it holds."""

@@ -40,7 +40,10 @@ class Places:
 
     def end(self, lent: "Lent") -> None:
         """Raises `ValueError` for what was given back before."""
-        self._lent.remove(lent.size)
+        try:
+            self._lent.remove(lent.size)
+        except ValueError:
+            raise ValueError("this was given back before") from None
 
     def take(self, size: int) -> int:
         """The offset of the first gap that is wide enough. Raises `DeviceFull`."""

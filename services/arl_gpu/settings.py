@@ -124,6 +124,8 @@ class GpuSettings(ManagerSettings):
         for name, engine in self.engines.items():
             if engine.device >= len(self.devices):
                 raise ValueError(f"engines: {name} is on device {engine.device}, and there is {len(self.devices)}")
+            if self.devices[engine.device] == "cpu" and engine.mib > self.device_mib:
+                raise ValueError(f"engines: {name} takes {engine.mib} MiB, and TANGRAM_DEVICE_MIB is {self.device_mib}")
             if engine.sleep_s >= self.batch_limit_s:
                 raise ValueError(f"engines: {name} may take longer to sleep than batch_limit_s gives a worker")
         return self

@@ -80,6 +80,7 @@ async def test_a_wake_that_fails_takes_nothing_and_the_next_one_may_succeed(engi
         assert (await held(worker, "e0"))["held"]
 
 
+@pytest.mark.slow
 async def test_what_says_that_it_sleeps_and_does_not_keeps_its_bytes_until_it_is_looked_at(
     engine: RunningEngine,
 ) -> None:

@@ -239,6 +239,19 @@ class TestCpuDevice:
         assert bytes(device.alloc(30_000).view()) == bytes(30_000)
         device.close()
 
+    def test_what_is_lent_counts_and_has_no_place(self) -> None:
+        device = CpuDevice(1 << 40)
+        lent = device.lend((1 << 40) - 8)
+        assert (device.used, lent.view()) == ((1 << 40) - 8, None)
+        with pytest.raises(DeviceFull):
+            device.lend(9)
+        block = device.alloc(8)
+        device.free(lent)
+        assert device.used == 8
+        with pytest.raises(ValueError, match="given back before"):
+            device.free(lent)
+        device.free(block)
+
     def test_a_block_is_freed_once(self) -> None:
         device = CpuDevice(10)
         block = device.alloc(10)

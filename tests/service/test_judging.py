@@ -1,0 +1,147 @@
+"""Two engines on a device that has room for one, judged by under faults: each request is answered once, and rightly."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from arl_core.fence import Fence
+from arl_gpu.engine import EngineSpec
+from arl_gpu.jobs import Job, Report
+from arl_gpu.judging import Judging
+from arl_gpu.metrics import GpuMetrics
+from arl_gpu.scoring import Scoring
+from arl_gpu.services import ServiceFiles
+from arl_gpu.settings import EngineSettings
+from arl_gpu.turns import Turns
+from arl_gpu.worker import MIB, Config
+from arl_gpu.worker_client import Worker
+from arl_kit.metrics import Metrics
+from support.conditions import eventually
+from support.engine import KEY, RunningEngine, running_engine, verdict_of
+
+OPTIONS = {"judge": {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"good": 1, "bad": 0}}}
+HARMLESS = {"infra_error": {"engine_failed", "wake_failed", "no_room", "score_timeout"}}
+
+
+@dataclass
+class Judged:
+    """A worker's device and what is beside it, without the manager around them."""
+
+    engines: list[RunningEngine]
+    worker: Worker
+    scoring: Scoring
+    reports: "asyncio.Queue[Report]"
+    jobs: dict[Fence, Job] = field(default_factory=dict)
+
+    def add(self, service: str, *texts: str, timeout_s: float = 60.0) -> Job:
+        job = Job(Fence(uuid4(), 1), service, timeout_s, [{"text": text} for text in texts], [10] * len(texts))
+        self.jobs[job.fence] = job
+        self.scoring.add(job)
+        return job
+
+    async def ends(self) -> dict[Fence, Report]:
+        """One of each job, and no more."""
+        found = [await asyncio.wait_for(self.reports.get(), 60) for _ in self.jobs]
+        assert {report.fence for report in found} == self.jobs.keys()
+        assert self.reports.empty()
+        return {report.fence: report for report in found}
+
+    def is_right(self, report: Report) -> bool:
+        texts = [item["text"] for item in self.jobs[report.fence].items]
+        right = [1.0 if verdict_of(text) == "good" else 0.0 for text in texts]
+        return [entry["score"] for entry in json.loads(report.scores or "[]")] == right
+
+
+@pytest_asyncio.fixture
+async def judged() -> AsyncIterator[Judged]:
+    async with running_engine() as first, running_engine("sglang") as second:
+        engines = {"e0": first, "e1": second}
+        specs = {n: asdict(EngineSpec(url=e.url, family=e.family, size=6 * MIB)) for n, e in engines.items()}  # type: ignore[arg-type]
+        services = {f"j{at}": {"name": f"j{at}", "kind": "judge", "engine": f"e{at}"} for at in range(2)}
+        config = Config(services=services, device_mib=8, copy_mib_per_s=None, engines=specs)
+        worker = Worker(config, threads=1, limit_s=60, engine_keys=dict.fromkeys(engines, KEY))
+        judging = Judging(
+            {n: EngineSettings.model_validate(e.settings(6, requests=4)) for n, e in engines.items()},
+            [worker],
+            lambda: [files_of(name, str(spec["engine"])) for name, spec in services.items()],
+            look_s=0.1,
+        )
+        reports: asyncio.Queue[Report] = asyncio.Queue()
+        turns, metrics = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=0.05), GpuMetrics(Metrics())
+        scoring = Scoring(
+            [worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics, judging=judging
+        )  # type: ignore[arg-type]
+        scoring.start()
+        yield Judged([first, second], worker, scoring, reports)
+        await scoring.stop()
+
+
+def files_of(service: str, engine: str) -> ServiceFiles:
+    return ServiceFiles(
+        name=service,
+        kind="judge",
+        package=engine,
+        directory=Path(),
+        max_tokens=None,
+        options=OPTIONS,
+        engine=engine,
+        device=0,
+    )
+
+
+@pytest.mark.slow
+async def test_engines_that_do_not_fit_together_have_the_device_in_turns(judged: Judged) -> None:
+    for each in judged.engines:
+        await each.tell(chat_s=0.02)
+    for at in range(40):
+        judged.add(f"j{at % 2}", *(f"text {at} {item}" for item in range(at % 3 + 1)))
+        await asyncio.sleep(0)
+    reports = await judged.ends()
+    assert all(report.outcome == "ok" and judged.is_right(report) for report in reports.values())
+    states = [await each.state() for each in judged.engines]
+    assert [state["chats"] for state in states] == [sum(at % 3 + 1 for at in range(n, 40, 2)) for n in range(2)]
+    assert all(state["wakes"] + state["sleeps"] for state in states)
+    assert all(state["most"] <= 4 for state in states)
+
+
+@pytest.mark.slow
+async def test_each_request_is_answered_once_and_rightly_whatever_engines_do(judged: Judged) -> None:
+    rng = random.Random(7)
+    first, second = judged.engines
+    for _ in range(40):
+        await first.tell(
+            wakes_that_fail=int(rng.random() < 0.3),
+            sleep_frees_nothing=rng.random() < 0.1,
+            answer=rng.choice([None, None, None, "500", "garbled"]),
+            chat_s=rng.choice([0.0, 0.05]),
+        )
+        await second.tell(answer=rng.choice([None, None, "no_choices"]))
+        for _job in range(rng.randrange(6)):
+            job = judged.add(f"j{rng.randrange(2)}", *(str(rng.random()) for _ in range(rng.choice((1, 1, 12)))))
+            if rng.random() < 0.1:
+                asyncio.get_running_loop().call_later(0.05 * rng.random(), judged.scoring.cancel, [job.fence])
+        await asyncio.sleep(0.02)
+    await first.tell(wakes_that_fail=0, sleep_frees_nothing=False, answer=None)
+    await second.tell(answer=None)
+    reports = await judged.ends()
+    for report in reports.values():
+        if report.outcome == "ok":
+            assert judged.is_right(report)
+        elif report.outcome != "cancelled":
+            assert report.reason in HARMLESS[report.outcome], report
+    assert sum(report.outcome == "ok" for report in reports.values()) > len(reports) // 4
+
+    async def are_free() -> bool:
+        answers = [await judged.worker.evict(f"j{at}") for at in range(2)]
+        return not any("error" in answer for answer in answers) and answers[-1]["used_bytes"] == 0
+
+    await eventually(are_free)
+    assert [(await each.state())["asleep"] for each in judged.engines] == [True, True]
+    assert [(await each.state())["in_flight"] for each in judged.engines] == [0, 0]
