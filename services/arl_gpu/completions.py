@@ -12,6 +12,8 @@ __all__ = ["Completions", "EngineFailed", "ItemRefused"]
 
 HEALTH_S = 5.0
 CONNECT_S = 5.0
+KEPT_S = 2.0
+"""Of an idle connection: less than the 5 s after which uvicorn closes it, perhaps under a request."""
 LARGEST = 4 << 20
 """Bytes of an answer."""
 OF_THE_ITEM = frozenset({400, 413, 422})
@@ -37,7 +39,8 @@ class Completions:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._url = settings.url.rstrip("/")
-        self._key, self._model = settings.key, settings.model
+        self._key, self._named = settings.key, settings.model
+        self._model = self._named
         # SGLang's /health generates a token, and it may release its memory only while it generates nothing.
         self._health = "/v1/models" if settings.family == "sglang" else "/health"
         self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_S)
@@ -87,6 +90,7 @@ class Completions:
         except TimeoutError:
             raise EngineFailed("engine_timeout", f"{path} was not answered in time") from None
         except aiohttp.ClientConnectorError as error:
+            self._model = self._named  # whatever comes back may have another
             raise EngineFailed("engine_gone", f"nothing answers there: {error.os_error.strerror}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise EngineFailed("engine_gone", f"{path} broke off: {type(error).__name__}") from None
@@ -94,7 +98,9 @@ class Completions:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             headers = {"authorization": f"Bearer {self._key}"} if self._key is not None else {}
-            self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(
+                headers=headers, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+            )
         return self._session
 
 

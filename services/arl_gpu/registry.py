@@ -97,7 +97,7 @@ class Registry:
             wish = self._wishes.get(name)
             if (pinned := wish is not None and wish.pinned) != (name in self._pinned):
                 yield partial(self._pin, name, on=pinned)
-            if self._is_drained(name) and name not in self._evicted and self._is_idle(name):
+            if self._may_leave(name, wanted) and name not in self._evicted and self._is_idle(name):
                 yield partial(self._evict, name)
             if wish is not None and wish.load_asked is not None and self._loaded.get(name, -1.0) < wish.load_asked:
                 yield partial(self._load, name, wish.load_asked)
@@ -162,6 +162,12 @@ class Registry:
         """Of the devices that it may be on, with their numbers."""
         device = files.device if files is not None else None
         return [(at, each) for at, each in enumerate(self._owners) if device in (None, at)]
+
+    def _may_leave(self, name: str, wanted: Mapping[str, ServiceFiles]) -> bool:
+        """Drained, and so is whatever else its engine serves."""
+        engine = wanted[name].engine
+        beside = [each.name for each in wanted.values() if engine is not None and each.engine == engine]
+        return all(self._is_drained(each) for each in (name, *beside))
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained

@@ -87,3 +87,24 @@ def test_memory_that_was_reserved_and_pinned_is_given_back() -> None:
     device.close()
     after, _ = torch.cuda.mem_get_info(0)
     assert before - after < CAPACITY
+
+
+def test_what_leaves_a_device_that_is_shared_is_there_for_an_engine() -> None:
+    """An engine is another process: what torch keeps for itself is not there for it."""
+    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+
+    device = CudaDevice(0, capacity=CAPACITY, shared=True)
+    free, _ = torch.cuda.mem_get_info(0)
+    content = weights(300 * MIB, seed=1).content
+    block = device.alloc(len(content))
+    device.copy_async(block, content).wait()
+    assert bytes(block.view().cpu().numpy()) == content
+    assert free - torch.cuda.mem_get_info(0)[0] >= 300 * MIB
+    lent = device.lend(400 * MIB)
+    with pytest.raises(DeviceFull):
+        device.lend(1)
+    device.free(block)
+    assert free - torch.cuda.mem_get_info(0)[0] < 64 * MIB
+    assert device.used == 400 * MIB
+    device.free(lent)
+    device.close()

@@ -1,13 +1,15 @@
 """What operators register: a bad one is said, and is no matter of the others'."""
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arl_gpu.registry import Registry
-from arl_gpu.services import Wish, longest
+from arl_gpu.services import NO_ENGINES, Wish, longest
 from arl_gpu.worker_client import WorkerDied
 
 
@@ -23,8 +25,8 @@ def wish(name: str, **other: Any) -> Wish:
     return Wish(name=name, **said | other)
 
 
-def registry_of(models: Path, *owners: Any) -> Registry:
-    return Registry([], owners, models, learn=lambda number, answer: None, is_idle=lambda name: True)
+def registry_of(models: Path, *owners: Any, engines: Mapping[str, int] = NO_ENGINES) -> Registry:
+    return Registry([], owners, models, learn=lambda number, answer: None, is_idle=lambda name: True, engines=engines)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,31 @@ def test_one_that_is_forgotten_while_a_worker_is_dead_is_forgotten_by_the_others
     for _ in range(2):
         carried_out(registry, wish("a", pinned=True))
     assert alive.orders[-2:] == ["offer a", "pin a"]
+
+
+def test_judges_are_offered_where_their_engine_is_which_sleeps_once_none_of_them_needs_it(models: Path) -> None:
+    away, here = Owner(), Owner()
+    registry = registry_of(models, away, here, engines={"qwen": 1})
+    one, other, none = (
+        wish(name, kind="judge", source=source) for name, source in (("a", "qwen"), ("b", "qwen"), ("c", "llama"))
+    )
+    carried_out(registry, one, other, none)
+    assert ([each.name for each in registry.judges], away.orders, here.orders) == (
+        ["a", "b"],
+        [],
+        ["offer a", "offer b"],
+    )
+    carried_out(registry, replace(one, drained=True), other, none)
+    assert here.orders == ["offer a", "offer b"]
+    carried_out(registry, replace(one, drained=True), replace(other, drained=True), none)
+    assert here.orders[2:] == ["evict a", "evict b"]
+
+
+def test_a_judge_that_can_not_be_asked_is_its_own_health(models: Path) -> None:
+    registry = registry_of(models, Owner(), engines={"qwen": 0})
+    options = {"judge": {"prompt": "no response", "pattern": "(a)", "words": {"a": 1}}}
+    carried_out(registry, wish("a", kind="judge", source="qwen", options=options))
+    assert (registry.health["a"].partition(":")[0], list(registry.judges)) == ("bad_registration", [])
 
 
 @pytest.fixture

@@ -177,6 +177,15 @@ class TestWhoLeaves:
         assert occupancy.taken("b", now=2.0).pinned("c", on=True).evictions_for("e", now=2.0) == ("a",)
         assert occupancy.taken("b").pinned("c", on=True).taken("a").evictions_for("e") is None
 
+    def test_nobody_waits_for_who_was_told_to_leave_and_did_not(self, occupancy: Occupancy) -> None:
+        staying = occupancy.staying("a", on=True).taken("b", now=2.0).pinned("c", on=True)
+        assert staying.evictions_for("e", now=2.0) is None
+        assert staying.staying("a", on=False).evictions_for("e", now=2.0) == ("a",)
+
+    def test_an_engine_is_no_matter_of_host_memory(self, occupancy: Occupancy) -> None:
+        held = occupancy.loaded("engine", 1000, host_size=0)
+        assert (held.on_host, held.cooling(120, keep="e")) == (180, ("d",))
+
     def test_ahead_comes_what_the_queue_needs_next_and_for_it_leaves_nobody_who_is_waited_for(
         self, occupancy: Occupancy
     ) -> None:

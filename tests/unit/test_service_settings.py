@@ -1,6 +1,8 @@
 """What a service says of its environment where that can't be read."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +56,36 @@ def test_what_cannot_be_read_is_named_in_one_line(
         load(GpuSettings)
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(said, line)
+
+
+ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "mib": 100, "api_key": "a-secret-key"}
+
+
+def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tangram_engines").write_text(json.dumps({"qwen": ENGINE}))
+    monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
+    settings = load(GpuSettings)
+    assert settings.engines["qwen"].key == "a-secret-key"
+    assert "a-secret-key" not in f"{settings!r} {settings.engines}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"url": "http://user:a-secret-key@host"}, "URL|url|pattern"),
+        ({"url": "ftp://host"}, "pattern"),
+        ({"device": 1}, "is on device 1"),
+        ({"mib": 1000}, "takes 1000 MiB"),
+        ({"family": "other"}, "vllm"),
+        ({"sleep_s": 500}, "50"),
+    ],
+)
+def test_an_engine_that_can_not_be_is_said_without_its_key(
+    changed: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TANGRAM_ENGINES", json.dumps({"qwen": ENGINE | changed}))
+    with pytest.raises(SystemExit):
+        load(GpuSettings)
+    shown = capsys.readouterr().err
+    assert re.search(said, shown)
+    assert "a-secret-key" not in shown
