@@ -81,5 +81,5 @@ def _worker(number: int, config: Config, settings: GpuSettings, host: HostMemory
         threads=settings.threads,
         limit_s=settings.batch_limit_s,
         host=host,
-        engine_keys={name: key for name, each in engines.items() if (key := each.key) is not None},
+        engine_keys={name: key for name, each in engines.items() if (key := each.control_key) is not None},
     )

@@ -6,8 +6,9 @@ in between. Whoever needs its room is waited for: nothing new is begun meanwhile
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,6 +47,7 @@ class Board(Protocol):
 
     def answered(self, job: Job, at: int, entry: Entry) -> None: ...
     def broke(self, job: Job, reason: str, message: str) -> None: ...
+    def give_up(self, services: Collection[str], reason: str, message: str) -> None: ...
     def is_over(self, job: Job) -> bool: ...
     def waiting_on(self, number: int) -> Sequence[str]: ...
     def learn(self, number: int, answer: Mapping[str, Any]) -> None: ...
@@ -78,6 +80,8 @@ class _Lane:
     is_held: bool = False
     lacks_room: bool = False
     trouble: str | None = None
+    well_at: float = field(default_factory=time.monotonic)
+    """When it was not in trouble last, as far as anybody looked."""
     is_gone: bool = False
     """Nothing listened there, so whatever does later has begun anew."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -269,7 +273,17 @@ class Judging:
                 await self._look(lane)
             except WorkerDied as error:
                 log.warning("engine %s: the worker of its device died: %s", lane.name, error)
+            self._bound(lane)
             await asyncio.sleep(self._look_s)
+
+    def _bound(self, lane: _Lane) -> None:
+        """Nobody waits for ever for one that does not come back."""
+        if lane.trouble is None:
+            lane.well_at = time.monotonic()
+        elif time.monotonic() - lane.well_at > lane.settings.patience_s:
+            services = {each.name for each in self._judges() if each.engine == lane.name}
+            reason, _, message = lane.trouble.partition(": ")
+            self._board.give_up(services, reason, message)
 
     async def _look(self, lane: _Lane) -> None:
         """One that was in trouble is used again once it answers, and once it is known what it holds."""

@@ -213,6 +213,11 @@ class Scoring:
     def broke(self, job: Job, reason: str, message: str) -> None:
         self._fail([Part(job, 0, len(job.items))], reason, message)
 
+    def give_up(self, services: Collection[str], reason: str, message: str) -> None:
+        """Whatever waits for these; what was begun ends by itself."""
+        for job in [each for each in self._jobs if each.service in services and not each.has_begun]:
+            self.broke(job, reason, message)
+
     def waiting_on(self, number: int) -> Sequence[str]:
         return self._waiting(self._devices[number])
 

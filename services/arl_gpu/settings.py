@@ -29,15 +29,25 @@ class EngineSettings(BaseModel):
     mib: int = Field(ge=1, description="What it takes of its device while it is awake, all of it")
     device: int = Field(default=0, ge=0, description="Which of `devices` it is on")
     api_key: SecretStr | None = None
+    admin_key: SecretStr | None = Field(
+        default=None, description="For sleeping and waking, where that takes another one, as SGLang's --admin-api-key"
+    )
     model: str | None = Field(default=None, description="As it calls it; left out, the first that it lists")
     requests: int = Field(default=64, ge=1, le=4096, description="In flight at once; it makes its own batches")
     request_s: float = Field(default=600.0, gt=0, description="The longest that it may take for an answer")
     wake_s: float = Field(default=120.0, gt=0)
     sleep_s: float = Field(default=45.0, gt=0, le=50, description="Meanwhile the device does nothing else")
+    patience_s: float = Field(
+        default=300.0, gt=0, description="How long actions wait for one that is in trouble, before they settle so"
+    )
 
     @property
     def key(self) -> str | None:
         return self.api_key.get_secret_value() if self.api_key is not None else None
+
+    @property
+    def control_key(self) -> str | None:
+        return self.admin_key.get_secret_value() if self.admin_key is not None else self.key
 
 
 class GpuSettings(ManagerSettings):

@@ -79,6 +79,8 @@ async def test_items_and_chats_are_answered_and_a_key_is_nowhere_but_with_the_en
     scores = await judged(api, "say:verdict: good|verdict: bad|none", "say:none", "x" * 20_000)
     assert (scores[0]["score"], scores[0]["details"]["verdicts"]) == (0.5, [1.0, 0.0, None])
     assert [each["error"]["code"] for each in scores[1:]] == ["verdict_unparsed", "refused"]
+    sample = {"prompt": "Is it?", "response": "say:verdict: bad", "label": "yes"}
+    assert (await api.post("/services/judge/slime/reward", json=sample)).json() == 0.0
     said = (await chat(api, "say:yes|no", path="/t/mine/services/judge", n=2, logprobs=True, top_k=5)).json()
     assert [each["message"]["content"] for each in said["choices"]] == ["yes", "no"]
     assert (said["object"], said["model"], said["choices"][0]["logprobs"]) == (

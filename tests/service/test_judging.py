@@ -37,6 +37,7 @@ class Judged:
     engines: list[RunningEngine]
     worker: Worker
     scoring: Scoring
+    judging: Judging
     reports: "asyncio.Queue[Report]"
     jobs: dict[Fence, Job] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ async def judged() -> AsyncIterator[Judged]:
         config = Config(services=services, device_mib=8, copy_mib_per_s=None, engines=specs)
         worker = Worker(config, threads=1, limit_s=60, engine_keys=dict.fromkeys(engines, KEY))
         judging = Judging(
-            {n: EngineSettings.model_validate(e.settings(6, requests=4)) for n, e in engines.items()},
+            {n: EngineSettings.model_validate(e.settings(6, requests=4, patience_s=0.3)) for n, e in engines.items()},
             [worker],
             lambda: [files_of(name, str(spec["engine"])) for name, spec in services.items()],
             look_s=0.1,
@@ -79,7 +80,7 @@ async def judged() -> AsyncIterator[Judged]:
             [worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics, judging=judging
         )  # type: ignore[arg-type]
         scoring.start()
-        yield Judged([first, second], worker, scoring, reports)
+        yield Judged([first, second], worker, scoring, judging, reports)
         await scoring.stop()
 
 
@@ -109,6 +110,17 @@ async def test_engines_that_do_not_fit_together_have_the_device_in_turns(judged:
     assert [state["chats"] for state in states] == [sum(at % 3 + 1 for at in range(n, 40, 2)) for n in range(2)]
     assert all(state["wakes"] + state["sleeps"] for state in states)
     assert all(state["most"] <= 4 for state in states)
+
+
+@pytest.mark.slow
+async def test_nobody_waits_for_ever_for_one_that_does_not_come_back(judged: Judged) -> None:
+    judged.engines[0].kill()
+    await eventually(lambda: "j0" in judged.judging.closed(0, makes_room=False))
+    job = judged.add("j0", "text")
+    assert (await judged.ends())[job.fence].reason == "engine_gone"
+    judged.jobs.clear()
+    job = judged.add("j1", "text")
+    assert judged.is_right((await judged.ends())[job.fence])
 
 
 @pytest.mark.slow
