@@ -22,6 +22,9 @@ VERIFIERS: Mapping[str, tuple[Form, ...]] = {
 }
 """Kinds that run as programs in a sandbox, and on no device."""
 
+_NEXT: tuple[Form, ...] = tuple(
+    (given, more) for given in ("token_ids", "text") for more in ("top_logprobs", "label_token_ids")
+)
 CHAT: Form = ("messages", "chat")
 _JUDGED: tuple[Form, ...] = (_TEXT, _PAIR, ("prompt", "text"), ("prompt", "text", "reference"))
 
@@ -34,7 +37,7 @@ KINDS: Mapping[str, tuple[Form, ...]] = {
     "classifier": (_TEXT,),
     "sequence-classifier": _TEXTS,
     "reranker": (_PAIR,),
-    "logprobs": (("token_ids",), _TEXT),
+    "logprobs": (("token_ids",), _TEXT, *_NEXT),
     "judge": (*_JUDGED, CHAT),
     "python": (),
     **VERIFIERS,

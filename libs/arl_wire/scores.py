@@ -14,6 +14,7 @@ __all__ = [
     "MAX_ITEMS",
     "MAX_MESSAGES",
     "MAX_TOKEN_IDS",
+    "MAX_TOP",
     "ItemError",
     "Message",
     "Score",
@@ -28,6 +29,7 @@ MAX_MESSAGES = 256
 MAX_TOKEN_IDS = 128 << 10
 CHARACTERS_PER_TOKEN = 4
 """That a token id counts for."""
+MAX_TOP = 128
 MAX_DETAILS = 16 << 10
 """Bytes, as JSON, of one entry."""
 OF_A_CHAT = frozenset({"messages", "model", "stream"})
@@ -68,6 +70,16 @@ class ScoreItem(Strict):
         default=None, min_length=1, max_length=MAX_TOKEN_IDS, description="Of the service's own tokenizer"
     )
 
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TOP,
+        description="Of `logprobs`: so many of the likeliest tokens of each position, too",
+    )
+    label_token_ids: list[_TokenId] | None = Field(
+        default=None, min_length=1, max_length=1024, description="Of `logprobs`: `values` are these as the next token's"
+    )
+
     @property
     def characters(self) -> int:
         texts = [self.text or "", self.reference or "", self.prompt or "", json.dumps(self.chat) if self.chat else ""]
@@ -93,11 +105,20 @@ class Score(BaseModel):
     score: float | None = None
     truncated: bool = Field(default=False, description="The model read only the beginning of a text")
     error: ItemError | None = None
-    values: list[float] | None = Field(default=None, description="Of a classifier with several labels: one for each")
+    values: list[float] | None = Field(
+        default=None, description="Of a classifier with several labels, or of `label_token_ids`: one for each"
+    )
     token_ids: list[int] | None = Field(default=None, description="What `logprobs` are of")
     logprobs: list[float | None] | None = Field(
         default=None, description="Of each token, given those before it; null for the first, which has none"
     )
+    ranks: list[int | None] | None = Field(
+        default=None, description="With `top_logprobs`: which of the likeliest each token is, the first being 1"
+    )
+    top_token_ids: list[list[int]] | None = Field(
+        default=None, description="The likeliest tokens of each position, the likeliest first; none for the first one"
+    )
+    top_logprobs: list[list[float]] | None = Field(default=None, description="Of `top_token_ids`")
     completion: dict[str, Any] | None = Field(
         default=None, description="Of a chat: the engine's answer, in OpenAI's form"
     )

@@ -117,6 +117,11 @@ class TestOpenRlhf:
 
 
 BAD = [
+    ("/services/minilm/v1/score", {"query": [1], "items": [[2]], "label_token_ids": [1]}, "items.0"),
+    ("/v1/score", {"query": [1], "items": ["y"], "model": "minilm"}, "query"),
+    ("/v1/score", {"query": [1], "items": ["y"], "model": "minilm", "label_token_ids": [1]}, "items"),
+    ("/services/minilm/v1/completions", {"prompt": [[1, 2]], "prompt_logprobs": 1}, "prompt.0"),
+    ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "max_tokens": 2}, "max_tokens"),
     ("/classify", {"messages": []}, "messages"),
     ("/classify", {"input": "x" * (65 << 10)}, "input"),
     ("/services/quality/slime/reward", {"prompt": [{"role": "user", "content": "?"}], "response": "\0"}, "response"),
@@ -148,6 +153,13 @@ class TestWhose:
             assert "minilm" in {each["id"] for each in (await client.get("/v1/models")).json()["data"]}
             wrong = await client.get("/v1/models", headers={"authorization": "Basic !"})
         assert wrong.status_code == 401
+
+    async def test_what_an_address_names_is_the_first_model_and_is_asked_for_its_health(self, system: System) -> None:
+        """As TRL's client for a teacher begins."""
+        base = f"{system.url.replace('//', f'//{API_KEY}@')}/t/opd/services/quality"
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{base}/health")).status_code == 200
+            assert (await client.get(f"{base}/v1/models")).json()["data"][0]["id"] == "quality"
 
     async def test_a_service_that_is_not_there_is_said(self, api: httpx.AsyncClient) -> None:
         body = {"query": ["x"], "prompts": [""], "labels": ["x"]}
@@ -194,7 +206,7 @@ class TestVllm:
         answer = await api.post("/services/minilm/classify", json={"input": "x"})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input")
         answer = await api.post("/v1/score", json={"query": "x", "items": ["y"], "label_token_ids": [1]})
-        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "label_token_ids")
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "service")
 
 
 async def test_a_rollout_is_verified_and_comes_back_with_its_reward(api: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -224,6 +225,28 @@ async def test_the_official_client_reads_answers_and_errors(system: System, open
     said = json.loads(ran.stdout)
     assert (said["answers"], said["tokens"], "judge" in said["models"]) == (["yes", "no"], 2, True)
     assert (said["refused"], said["unknown"]) == (["invalid_request_error", "stream"], 401)
+
+
+@pytest.mark.slow
+async def test_a_judge_is_registered_from_a_terminal_with_what_it_is_asked(system: System, tmp_path: Path) -> None:
+    file = tmp_path / "judge.json"
+    for content, code in ((json.dumps(OPTIONS), 0), ("{", 2), ('{"prompt": "?"}', 2)):
+        file.write_text(content)
+        command = (sys.executable, "-m", "arl_tangram.cli", "services", "register", "second", "judge", "tiny")
+        environment = os.environ | {"TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY, "TANGRAM_DIR": str(tmp_path)}
+        ran = await asyncio.to_thread(
+            subprocess.run,
+            (*command, "--judge", file, "-o", "json"),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == code, ran.stderr
+        if code == 0:
+            assert json.loads(ran.stdout)["options"]["judge"]["pattern"] == OPTIONS["pattern"]
+            async with system.client() as api:
+                assert (await api.delete("/v1/services/second")).status_code == 204
 
 
 async def asleep(api: httpx.AsyncClient, engine: RunningEngine) -> None:

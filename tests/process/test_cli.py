@@ -122,15 +122,6 @@ class TestScores:
         for arguments in (("load", "reward"), ("remove", "minilm"), ("register", "x", "no-kind", "y")):
             assert machine.cli("services", *arguments, check=False).returncode == EXIT_USAGE
 
-    @pytest.mark.slow
-    def test_a_judge_is_registered_with_what_it_is_asked(self, machine: Machine, tmp_path: Path) -> None:
-        asked = {"prompt": "{response}", "pattern": "(yes|no)", "words": {"yes": 1, "no": 0}}
-        file = tmp_path / "judge.json"
-        file.write_text(json.dumps(asked))
-        made = machine.cli("services", "register", "j", "judge", "qwen", "--judge", str(file), "-o", "json")
-        assert asked.items() <= json.loads(made.stdout)["options"]["judge"].items()
-        machine.cli("services", "remove", "j")
-
     def test_services_say_where_they_are(self, machine: Machine) -> None:
         services = json.loads(machine.cli("services", "list", "-o", "json").stdout)["items"]
         offered = {service["name"] for service in services if service["available"]}

@@ -132,6 +132,28 @@ def test_log_probabilities_are_of_each_token_given_those_before_it(teacher: Path
         assert entry["score"] == pytest.approx(sum(wanted), abs=1e-4)
 
 
+def test_the_likeliest_tokens_and_ranks_are_those_of_the_whole_distribution(teacher: Path) -> None:
+    entries = scored(model_of("logprobs", teacher), [{"token_ids": ids, "top_logprobs": 3} for ids in TOKENS])
+    for entry, ids in zip(entries, TOKENS, strict=True):
+        rows = logits_of(transformers.AutoModelForCausalLM, teacher, ids)[0].log_softmax(-1)
+        assert (entry["ranks"][0], entry["top_token_ids"][0], entry["top_logprobs"][0]) == (None, [], [])
+        for at in range(1, len(ids)):
+            order = rows[at - 1].argsort(descending=True).tolist()
+            assert entry["ranks"][at] == order.index(ids[at]) + 1
+            assert entry["top_token_ids"][at] == order[:3]
+            assert entry["top_logprobs"][at] == pytest.approx(rows[at - 1][order[:3]].tolist(), abs=TOLERANCE)
+
+
+def test_labels_are_as_likely_as_the_next_token(teacher: Path) -> None:
+    items = [{"token_ids": ids, "label_token_ids": [9, 4]} for ids in (*TOKENS, [5])]
+    bad, *entries = scored(model_of("logprobs", teacher), [{"token_ids": [5], "label_token_ids": [64]}, *items])
+    assert bad["error"]["code"] == "token_unknown"
+    for entry, item in zip(entries, items, strict=True):
+        row = logits_of(transformers.AutoModelForCausalLM, teacher, item["token_ids"])[0][-1].log_softmax(-1)
+        assert entry["values"] == pytest.approx(row[[9, 4]].tolist(), abs=TOLERANCE)
+        assert entry["score"] == entry["values"][0]
+
+
 def test_tied_weights_are_there_once(teacher: Path) -> None:
     content = model_of("logprobs", teacher).weights.content
     parameters = transformers.AutoModelForCausalLM.from_pretrained(teacher).num_parameters()

@@ -4,19 +4,20 @@ verl's generative reward models and whoever else brings a prompt of his own ask 
 engine's answer comes back as it was given. The official client waits 600 s, and tries twice more after a 5xx.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from arl_gateway.compat.asking import CompatRoute, answered, score
+from arl_gateway.compat.asking import answered, score
+from arl_gateway.compat.openai_errors import OpenAiRoute, refused
 from arl_gateway.compat.places import place_of
 from arl_gateway.compat.samples import answered_by, chat
 from arl_gateway.compat.vllm import DOCUMENTED
 from arl_gateway.routes import Writer
 from arl_kit.app import documented
-from arl_wire.errors import BadRequest, FieldError, TangramError, Unavailable, Unprocessable, ValidationFailed
+from arl_wire.errors import BadRequest, Unavailable
 from arl_wire.scores import MAX_MESSAGES, Message, Score
 
 __all__ = ["router"]
@@ -25,26 +26,6 @@ WITHIN_S = 580.0
 KINDS = ("judge",)
 OURS = {"model", "messages", "stream", "stream_options"}
 """Fields that are not passed on as they are."""
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-"""OpenAI's, by status; others are `server_error`."""
-
-
-class OpenAiRoute(CompatRoute):
-    """A problem has OpenAI's `error` besides, and what is wrong with a request is 400."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_openly(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Unprocessable as refused:
-                raise _with_error(BadRequest(refused.detail, errors=refused.errors)) from refused
-            except TangramError as error:
-                raise _with_error(error) from error
-
-        return handle_openly
-
 
 router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
 
@@ -93,10 +74,10 @@ async def chat_completions(body: ChatRequest, caller: Writer, request: Request, 
     Problems have an `error` as OpenAI's clients read it.
     """
     if body.stream:
-        raise _refused("stream", "answers come whole; leave it out, or false")
+        raise refused("stream", "answers come whole; leave it out, or false")
     place = await place_of(request, KINDS, model=body.model)
     if place.service.kind not in KINDS:
-        raise _refused("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
+        raise refused("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
     further = body.model_dump(mode="json", exclude=OURS, exclude_none=True)
     item = chat(_messages(body.messages), further)
     (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
@@ -106,7 +87,7 @@ async def chat_completions(body: ChatRequest, caller: Writer, request: Request, 
 def _messages(given: Sequence[ChatMessage]) -> list[Message]:
     for at, message in enumerate(given):
         if further := sorted(name for name, value in (message.model_extra or {}).items() if value is not None):
-            raise _refused(f"messages.{at}.{further[0]}", "is not carried here: a message has a role and a text")
+            raise refused(f"messages.{at}.{further[0]}", "is not carried here: a message has a role and a text")
     return [
         answered_by(message.role, _text(message.content), field=f"messages.{at}") for at, message in enumerate(given)
     ]
@@ -123,14 +104,3 @@ def _completion(entry: Score) -> dict[str, Any]:
         raise BadRequest(entry.error.message)
     what = entry.error.message if entry.error is not None else "a score, and no answer"
     raise Unavailable(f"the judge gave {what}; try again", retry_after_s=1)
-
-
-def _with_error(error: TangramError) -> TangramError:
-    param = error.errors[0].field if error.errors else None
-    kind = TYPES.get(error.status, "server_error")
-    error.extensions = {"error": {"message": error.detail, "type": kind, "param": param, "code": error.code}}
-    return error
-
-
-def _refused(field: str, message: str) -> ValidationFailed:
-    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])

@@ -67,6 +67,18 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             },
         }
     },
+    "openai_completions": {
+        "teacher": {
+            "summary": "As TRL asks a teacher",
+            "value": {
+                "model": "teacher",
+                "prompt": [[785, 6722, 315, 9625]],
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "prompt_logprobs": 20,
+            },
+        }
+    },
     "vllm_score": _SCORE,
     "vllm_rerank": _RERANK,
     "nemo_gym_verify": {

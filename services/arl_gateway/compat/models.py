@@ -15,12 +15,15 @@ router = APIRouter(tags=["compatibility"])
 
 @router.get("/v1/models", operation_id="openai_models", responses=documented(*ANY))
 async def models(caller: Reader, request: Request) -> dict[str, Any]:
-    """The reward services, as models."""
+    """The reward services, as models; one that the address names is the first, which some clients take."""
     offered: Offered = request.app.state.offered
-    return {
-        "object": "list",
-        "data": [
-            {"id": each.name, "object": "model", "created": 0, "owned_by": "tangram"}
-            for each in await offered.services()
-        ],
-    }
+    named = request.path_params.get("service")
+    names = sorted((each.name for each in await offered.services()), key=lambda name: (name != named, name))
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "tangram"} for name in names]
+    return {"object": "list", "data": data}
+
+
+@router.get("/health", include_in_schema=False)
+async def health() -> dict[str, str]:
+    """As vLLM's: clients ask before they use an address, and some without their key."""
+    return {"status": "ok"}

@@ -1,13 +1,16 @@
 """vLLM's and SGLang's scores of pairs, and reranking as Jina and Cohere have it."""
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from arl_gateway.auth import Caller
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import number_of, pair
+from arl_gateway.compat.samples import number_of, pair, text_item
 from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S, said
 from arl_gateway.routes import Writer
 from arl_wire.errors import FieldError, ValidationFailed
@@ -15,6 +18,7 @@ from arl_wire.errors import FieldError, ValidationFailed
 __all__ = ["router"]
 
 COMPARING = ("reranker", "relevance")
+TEACHERS = ("logprobs",)
 Texts = str | list[str]
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
@@ -30,9 +34,11 @@ class ScoreTexts(BaseModel):
     data_2: Texts | None = None
     queries: Texts | None = None
     documents: Texts | None = None
-    query: str | None = None
-    items: Texts | None = None
-    label_token_ids: list[int] | None = None
+    query: str | list[int] | None = None
+    items: Texts | list[list[int]] | None = None
+    label_token_ids: list[int] | None = Field(default=None, min_length=1)
+    apply_softmax: bool = False
+    item_first: bool = False
 
 
 class Document(BaseModel):
@@ -51,8 +57,7 @@ class RerankRequest(BaseModel):
 async def score_texts(body: ScoreTexts, caller: Writer, request: Request, response: Response) -> Response:
     """One query with each of the others, or as many queries as others, in pairs."""
     if body.label_token_ids is not None:
-        message = "scores here are of a comparing model; the probabilities of next tokens take a generating one"
-        raise ValidationFailed(message, errors=[FieldError(field="label_token_ids", message=message)])
+        return await _score_labels(body, caller, request, response)
     place = await place_of(request, COMPARING, model=body.model)
     pairs = _pairs(body)
     items = [pair(place.service.kind, query, text, field="text_1") for query, text in pairs]
@@ -82,6 +87,43 @@ async def rerank(body: RerankRequest, caller: Writer, request: Request, response
     return answered({name: content[name] for name in ("id", "model", "usage", "results")}, response)
 
 
+async def _score_labels(body: ScoreTexts, caller: Caller, request: Request, response: Response) -> Response:
+    """SGLang's: how likely each label is as the token that comes after the query and an item."""
+    place = await place_of(request, TEACHERS, model=body.model)
+    labels = body.label_token_ids or []
+    texts = list(_joined(body))
+    items = [
+        text_item(place.service.kind, text, field=f"items.{at}", label_token_ids=labels)
+        for at, text in enumerate(texts)
+    ]
+    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
+    scores = [
+        _likely(entry.values or [number_of(entry, at)], apply_softmax=body.apply_softmax)
+        for at, entry in enumerate(entries)
+    ]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    return answered({"scores": scores, "model": place.service.name, "usage": usage, "object": "scoring"}, response)
+
+
+def _joined(body: ScoreTexts) -> Iterator[str | list[int]]:
+    query: Any = body.query
+    items: Any = [body.items] if isinstance(body.items, str) else body.items
+    if query is None or not items or any(type(item) is not type(query) for item in items):
+        message = "with label_token_ids, give query and items, both as texts or both as tokens"
+        raise ValidationFailed(message, errors=[FieldError(field="items", message=message)])
+    for item in items:
+        yield item + query if body.item_first else query + item
+
+
+def _likely(logprobs: Sequence[float], *, apply_softmax: bool) -> list[float]:
+    """Of the whole vocabulary, or among each other."""
+    if not apply_softmax:
+        return [math.exp(logprob) for logprob in logprobs]
+    most = max(logprobs)
+    likely = [math.exp(logprob - most) for logprob in logprobs]
+    return [each / math.fsum(likely) for each in likely]
+
+
 def _pairs(body: ScoreTexts) -> list[tuple[str, str]]:
     named = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
     for one, other in (*named, ("query", "items")):
@@ -89,7 +131,7 @@ def _pairs(body: ScoreTexts) -> list[tuple[str, str]]:
         right: Any = getattr(body, other)
         if left is None or right is None:
             continue
-        lefts, rights = [left] if isinstance(left, str) else left, [right] if isinstance(right, str) else right
+        lefts, rights = _texts(left, one), _texts(right, other)
         if len(lefts) == 1:
             lefts = lefts * len(rights)
         if len(lefts) != len(rights):
@@ -98,3 +140,11 @@ def _pairs(body: ScoreTexts) -> list[tuple[str, str]]:
         return list(zip(lefts, rights, strict=True))
     message = "give text_1 and text_2, or queries and documents, or query and items"
     raise ValidationFailed(message, errors=[FieldError(field="text_1", message=message)])
+
+
+def _texts(given: Any, field: str) -> list[str]:
+    texts: list[Any] = [given] if isinstance(given, str) else given
+    if not all(isinstance(each, str) for each in texts):
+        message = "has tokens, which go with label_token_ids; what is compared is texts"
+        raise ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])
+    return texts

@@ -3,11 +3,11 @@
 from fastapi import APIRouter
 from starlette.routing import Mount
 
-from arl_gateway.compat import chats, models, nemo_gym, openrlhf, pairs, slime, vllm
+from arl_gateway.compat import chats, completions, models, nemo_gym, openrlhf, pairs, slime, vllm
 
 __all__ = ["PREFIXED", "ROUTERS"]
 
-ROUTERS = tuple(each.router for each in (openrlhf, slime, vllm, pairs, chats, nemo_gym, models))
+ROUTERS = tuple(each.router for each in (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models))
 PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}")
 
 

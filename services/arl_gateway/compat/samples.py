@@ -47,12 +47,12 @@ def item_of(kind: str, sample: Sample, *, field: str) -> ScoreItem:
     raise _refused(f"a service of kind `{kind}` needs {what}", field)
 
 
-def text_item(kind: str, text: str | Sequence[int], *, field: str) -> ScoreItem:
-    """One text, or its tokens, for a kind that scores texts by themselves."""
+def text_item(kind: str, text: str | Sequence[int], *, field: str, **more: Any) -> ScoreItem:
+    """One text, or its tokens, for a kind that scores texts by themselves; `more`: what else the item has."""
     form = ("text",) if isinstance(text, str) else ("token_ids",)
     if (forms := KINDS.get(kind, ())) and form not in forms:
         raise _refused(f"a service of kind `{kind}` takes no {form[0]} by itself", field)
-    return _item(field, text=text) if isinstance(text, str) else _item(field, token_ids=list(text))
+    return _item(field, text=text, **more) if isinstance(text, str) else _item(field, token_ids=list(text), **more)
 
 
 def pair(kind: str, query: str, document: str, *, field: str) -> ScoreItem:

@@ -21,6 +21,8 @@ __all__ = ["Classifier", "LogProbs"]
 BUCKET_TOKENS = 2048
 PASS_TOKENS = 24
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
+MOST_OF_ALL = 1 << 18
+"""Likeliest tokens in one entry."""
 POSITIONS_AT_ONCE = 256
 """Of one row whose logits become float32 at once."""
 
@@ -34,6 +36,10 @@ class _Read:
     ids: Ids
     types: Ids | None = None
     truncated: bool = False
+    top: int = 0
+    """Of log-probabilities: so many of the likeliest tokens, too."""
+    labels: Sequence[int] = ()
+    """Of log-probabilities: these as the next token, and no other."""
 
 
 class _HuggingFace:
@@ -167,7 +173,10 @@ class Classifier(_HuggingFace):
 
 
 class LogProbs(_HuggingFace):
-    """`logprobs[i]` is that of token i given those before it, and their sum is the score. The first one has none."""
+    """`logprobs[i]` is that of token i given those before it, and their sum is the score. The first one has none.
+
+    With labels, `values` are their log-probabilities as the token that comes next, and the first of them is the score.
+    """
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
         super().__init__(directory, options, AutoModelForCausalLM)
@@ -179,23 +188,50 @@ class LogProbs(_HuggingFace):
 
     def _read(self, item: Item) -> "_Read | Entry":
         ids = list(item["token_ids"]) if "token_ids" in item else self._tokenizer(str(item["text"]))["input_ids"]
-        if len(ids) < 2:
+        labels, top = item.get("label_token_ids", ()), item.get("top_logprobs", 0)
+        if len(ids) < (1 if labels else 2):
             return failed("too_short", "a single token comes after none, so it has no probability")
         if len(ids) > self._max_tokens:
             return failed("too_long", f"{len(ids)} tokens; the model reads {self._max_tokens}")
-        return self._unknown(ids) or _Read(ids)
+        if len(ids) * top > MOST_OF_ALL:
+            return failed("too_many", f"{top} of {len(ids)} tokens; one item has at most {MOST_OF_ALL} in all")
+        return self._unknown([*ids, *labels]) or _Read(ids, top=min(top, self._vocabulary), labels=labels)
 
     def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
         for read, logits in zip(reads, self._logits(reads, content), strict=True):
-            found = [value for part in self._of_row(read.ids, logits) for value in part]
-            if not all(map(math.isfinite, found)):
-                yield failed("not_finite", "the model's output is not a number")
-            else:
-                yield {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
+            entry = self._next(read, logits) if read.labels else self._given(read, logits)
+            rows = [entry["values"]] if read.labels else [entry["logprobs"][1:], *entry.get("top_logprobs", ())]
+            is_finite = all(math.isfinite(number) for row in rows for number in row)
+            yield entry if is_finite else failed("not_finite", "the model's output is not a number")
 
-    def _of_row(self, ids: Ids, logits: Any) -> Iterator[list[float]]:
-        targets = torch.tensor(ids[1:], device=logits.device)
+    def _next(self, read: _Read, logits: Any) -> Entry:
+        last = logits[len(read.ids) - 1].float()
+        values = (last[list(read.labels)] - last.logsumexp(-1)).tolist()
+        return {"score": values[0], "values": values}
+
+    def _given(self, read: _Read, logits: Any) -> Entry:
+        parts = list(self._of_row(read, logits))
+        found = [value for logprobs, _, _, _ in parts for value in logprobs]
+        entry: Entry = {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
+        if read.top:
+            entry["ranks"] = [None, *(rank for _, ranks, _, _ in parts for rank in ranks)]
+            entry["top_token_ids"] = [[], *(row for _, _, ids, _ in parts for row in ids)]
+            entry["top_logprobs"] = [[], *(row for _, _, _, tops in parts for row in tops)]
+        return entry
+
+    def _of_row(
+        self, read: _Read, logits: Any
+    ) -> Iterator[tuple[list[float], list[int], list[Ids], list[list[float]]]]:
+        """Log-probabilities and ranks of some of its tokens after another, and what would have been likeliest there."""
+        targets = torch.tensor(read.ids[1:], device=logits.device)
         for start in range(0, len(targets), POSITIONS_AT_ONCE):
             wanted = targets[start : start + POSITIONS_AT_ONCE]
             part = logits[start : start + len(wanted)].float()
-            yield (part.gather(1, wanted[:, None])[:, 0] - part.logsumexp(-1)).tolist()
+            those, norm = part.gather(1, wanted[:, None]), part.logsumexp(-1, keepdim=True)
+            logprobs = (those - norm)[:, 0].tolist()
+            if not read.top:
+                yield logprobs, [], [], []
+                continue
+            best = part.topk(read.top, dim=-1)
+            ranks = ((part > those).sum(-1) + 1).tolist()
+            yield logprobs, ranks, best.indices.tolist(), (best.values - norm).tolist()
