@@ -55,6 +55,21 @@ async def test_calls_are_bounded_by_items_and_by_characters(client: Client) -> N
     assert len(client.asked) == 2 + 3
 
 
+@pytest.mark.parametrize(
+    ("with_prompt", "item"),
+    [
+        (False, {"text": "4"}),
+        (True, {"text": "2 + 2?4"}),
+        ("apart", {"text": "4", "prompt": "2 + 2?"}),
+    ],
+)
+async def test_a_prompt_is_left_out_or_before_its_completion_or_beside_it(
+    client: Client, with_prompt: Any, item: dict[str, str]
+) -> None:
+    await TangramReward("judge", with_prompt=with_prompt)([[{"role": "user", "content": "2 + 2?"}]], ["4"])
+    assert [each.model_dump(exclude_none=True) for [each] in client.asked] == [item]
+
+
 async def test_a_text_that_cannot_be_scored_is_none_and_the_others_have_their_scores(client: Client) -> None:
     assert await rewards_of("\0", "four", "x" * 70_000, "\ud800", "five5", rollout=["a", "a", "b", "b", "a"]) == [
         None,

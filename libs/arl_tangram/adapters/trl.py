@@ -6,7 +6,7 @@ column of the dataset by its name (huggingface/trl, `docs/source/grpo_trainer.md
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -24,9 +24,10 @@ class TangramReward:
     """The score of each completion by a service; None, which TRL leaves out of account, where there is none.
 
     `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it.
-    `with_prompt`: the prompt belongs to the text, as a classifier of whole samples needs it. `trajectory`: the column
-    that names the rollout. None is trouble of the services, and a text that can't be scored, as one with NUL or of more
-    than 64 Ki characters; a service that can't be is an error, at once.
+    `with_prompt`: the prompt belongs to the text, as a classifier of whole samples needs it, or goes beside it
+    (`"apart"`), as a judge takes it. `trajectory`: the column that names the rollout. None is trouble of the services,
+    and a text that can't be scored, as one with NUL or of more than 64 Ki characters; a service that can't be is an
+    error, at once.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class TangramReward:
         service: str,
         *,
         reference: str | None = None,
-        with_prompt: bool = False,
+        with_prompt: bool | Literal["apart"] = False,
         task: str = "trl",
         trajectory: str | None = None,
         url: str | None = None,
@@ -66,12 +67,12 @@ class TangramReward:
         return found
 
     def _item(self, at: int, prompt: Text, completion: Text, columns: Mapping[str, Any]) -> ScoreItem | None:
-        text = _text(completion)
-        if self._with_prompt:
-            text = _text(prompt) + text
+        asked, text = _text(prompt), _text(completion)
+        if self._with_prompt is True:
+            text = asked + text
         reference = None if self._reference is None else str(columns[self._reference][at])
         try:
-            return ScoreItem(text=text, reference=reference)
+            return ScoreItem(text=text, reference=reference, prompt=asked if self._with_prompt == "apart" else None)
         except ValidationError:
             return None
 
