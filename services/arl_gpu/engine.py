@@ -35,6 +35,10 @@ class EngineTrouble(Exception):
     """It can't be reached, refuses, or does not do what it said."""
 
 
+class EngineRefused(EngineTrouble):
+    """It answered, and not with a success."""
+
+
 class WakeFailed(CopyFailed):
     """It has to be taken for awake until it says that it sleeps."""
 
@@ -75,7 +79,8 @@ class Engine:
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`."""
         if self.spec.family == "sglang":
-            self._ask("GET", "/health", within_s=ASK_S)
+            # Its /health generates a token, asleep or not, and any answer of another route says as much.
+            self._ask("GET", "/v1/models", within_s=ASK_S, must_succeed=False)
             return not self._slept
         answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
         if not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
@@ -91,6 +96,8 @@ class Engine:
         if not self.is_awake():
             return
         if self.spec.family == "sglang":
+            # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
+            self._until(self._is_idle, "it is not idle, and nothing of ours is in flight", within_s=self.spec.sleep_s)
             self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
             self._slept = True
             return
@@ -109,14 +116,30 @@ class Engine:
         self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
         self._until(self.is_awake, "it said that it woke, and sleeps")
 
-    def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
-        ends_at = time.monotonic() + SETTLES_S
+    def _is_idle(self) -> bool:
+        """Of SGLang, which empties its cache only then; a release would empty it, too."""
+        try:
+            self._ask("POST", "/flush_cache", within_s=ASK_S)
+        except EngineRefused:
+            return False
+        return True
+
+    def _until(self, holds: Callable[[], bool], otherwise: str, *, within_s: float = SETTLES_S) -> None:
+        ends_at = time.monotonic() + within_s
         while not holds():
             if time.monotonic() + LOOK_S > ends_at:
                 raise EngineTrouble(otherwise)
             time.sleep(LOOK_S)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float) -> Any:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        within_s: float,
+        must_succeed: bool = True,
+    ) -> Any:
         """What it answered, None where that is no JSON. `within_s` bounds each read, and an answer is short."""
         parts = urlsplit(self.spec.url)
         make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -130,9 +153,9 @@ class Engine:
             raise EngineTrouble(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
-        if response.status >= 300:
+        if response.status >= 300 and must_succeed:
             shown = said[:200].decode(errors="replace")
-            raise EngineTrouble(f"{path.partition('?')[0]} answered {response.status}: {shown}")
+            raise EngineRefused(f"{path.partition('?')[0]} answered {response.status}: {shown}")
         try:
             return json.loads(said)
         except ValueError:

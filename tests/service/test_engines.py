@@ -26,7 +26,7 @@ async def engine() -> AsyncIterator[RunningEngine]:
 
 
 def spec_of(engine: RunningEngine, mib: int = 6) -> dict[str, Any]:
-    spec = EngineSpec(url=engine.url, family="vllm", size=mib * MIB, wake_s=5.0, sleep_s=0.3)
+    spec = EngineSpec(url=engine.url, family="vllm", size=mib * MIB, wake_s=5.0, sleep_s=2.0)
     return asdict(spec) | {"family": engine.family}
 
 
@@ -155,3 +155,19 @@ async def test_one_that_died_is_trouble_until_it_is_back_and_then_it_is_awake(fa
         assert (answer["engines"], answer["used_bytes"]) == ({"e0": "resident"}, 6 * MIB)
         assert (await held(worker, "e0"))["held"]
         assert (await engine.state())["wakes"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["vllm", "sglang"])
+async def test_one_that_still_works_on_what_was_cancelled_sleeps_when_it_is_done(family: str) -> None:
+    async with running_engine(family) as engine, working(engine) as worker:
+        await held(worker, "e0")
+        await engine.tell(hang=True, slow_abort_s=0.2)
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=engine.url, headers=headers) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("/v1/chat/completions", json={}, timeout=0.3)
+        await worker.release("e0")
+        assert (await worker.evict("judge0"))["engines"] == {"e0": "host"}
+        state = await engine.state()
+        assert (state["asleep"], state["aborted"], state["in_flight"]) == (True, 1, 0)

@@ -37,6 +37,8 @@ class Told:
     slow_wake_s: float = 0.0
     sleep_frees_nothing: bool = False
     hang: bool = False
+    slow_abort_s: float = 0.0
+    """For so long it works on what its client has left."""
     answer: str | None = None
     """`garbled`, `no_choices` or a status."""
     chat_s: float = 0.0
@@ -60,6 +62,9 @@ class Serving:
         return web.json_response({"asleep": self.asleep, **self.seen})
 
     async def health(self, _: web.Request) -> web.Response:
+        """SGLang's generates a token, in its older versions also while it sleeps."""
+        if self.family == "sglang" and self.asleep:
+            os._exit(6)
         return web.Response()
 
     async def is_sleeping(self, _: web.Request) -> web.Response:
@@ -73,6 +78,9 @@ class Serving:
         self.seen["sleeps"] += 1
         self.asleep = not self.told.sleep_frees_nothing
         return web.json_response({})
+
+    async def flush(self, _: web.Request) -> web.Response:
+        return web.Response(status=400 if self.seen["in_flight"] else 200)
 
     async def wake(self, _: web.Request) -> web.Response:
         if self.family == "sglang" and not self.asleep:
@@ -104,6 +112,7 @@ class Serving:
             return self._answer(body)
         except asyncio.CancelledError:
             self.seen["aborted"] += 1
+            await asyncio.sleep(self.told.slow_abort_s)
             raise
         finally:
             self.seen["in_flight"] -= 1
@@ -148,6 +157,7 @@ async def serve(family: str, listening: socket.socket) -> None:
         app.router.add_post("/sleep", serving.sleep)
         app.router.add_post("/wake_up", serving.wake)
     else:
+        app.router.add_post("/flush_cache", serving.flush)
         app.router.add_post("/release_memory_occupation", serving.sleep)
         app.router.add_post("/resume_memory_occupation", serving.wake)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
