@@ -19,10 +19,13 @@ from typing import Any
 import httpx
 from aiohttp import web
 
+from arl_store.child import spawn
+
 __all__ = ["KEY", "RunningEngine", "running_engine", "verdict_of"]
 
 KEY = "engine-key-0123456789"
 MODEL = "tiny"
+STDERR = 2
 
 
 def verdict_of(prompt: str) -> str:
@@ -186,7 +189,8 @@ class RunningEngine:
         with socket.create_server(("127.0.0.1", self.port)) as listening:
             self.port = listening.getsockname()[1]
             argv = [sys.executable, "-m", "support.engine", self.family, str(listening.fileno())]
-            self.process = subprocess.Popen(argv, pass_fds=(listening.fileno(),), cwd=Path(__file__).parents[1])
+            env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+            self.process = spawn(argv, env=env, output=STDERR, pass_fds=(listening.fileno(),))
         await self.state()
 
     async def tell(self, **faults: Any) -> None:
