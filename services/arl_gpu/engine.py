@@ -25,6 +25,7 @@ LOOK_S = 0.05
 SETTLES_S = 2.0
 """After it answered, until it is so."""
 LONGEST_ANSWER = 1 << 16
+HOW_TO_START = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
 TAGS = {"tags": ["weights", "kv_cache"]}
 """Of SGLang: all that it can release."""
 
@@ -82,9 +83,12 @@ class Engine:
             # Its /health generates a token, asleep or not, and any answer of another route says as much.
             self._ask("GET", "/v1/models", within_s=ASK_S, must_succeed=False)
             return not self._slept
-        answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
+        try:
+            answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
+        except EngineRefused as error:
+            raise EngineTrouble(f"{error}; {HOW_TO_START}") from error
         if not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
-            raise EngineTrouble("its answer to /is_sleeping says neither; start it with VLLM_SERVER_DEV_MODE=1")
+            raise EngineTrouble(f"its answer to /is_sleeping says neither; {HOW_TO_START}")
         return not answer["is_sleeping"]
 
     def wake(self) -> "Waking":

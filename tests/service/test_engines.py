@@ -171,3 +171,12 @@ async def test_one_that_still_works_on_what_was_cancelled_sleeps_when_it_is_done
         assert (await worker.evict("judge0"))["engines"] == {"e0": "host"}
         state = await engine.state()
         assert (state["asleep"], state["aborted"], state["in_flight"]) == (True, 1, 0)
+
+
+@pytest.mark.slow
+async def test_one_that_was_not_started_for_it_says_how_it_has_to_be() -> None:
+    async with running_engine("sglang") as engine:
+        engine.family = "vllm"
+        async with working(engine) as worker:
+            answer = await worker.hold("e0")
+            assert (answer["error"], "VLLM_SERVER_DEV_MODE=1" in answer["message"]) == ("engine_trouble", True)
