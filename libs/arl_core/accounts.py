@@ -2,8 +2,8 @@
 
 from uuid import UUID
 
-from arl_core.fairness import Shares, dominant_share
-from arl_core.model import Amounts, action_part
+from arl_core.fairness import Shares, own_share
+from arl_core.model import Amounts
 
 __all__ = ["Accounts"]
 
@@ -17,12 +17,12 @@ class Accounts:
         """Of all nodes together."""
         self._expected: dict[UUID, float] = {}
 
-    def granted(self, action_id: UUID, task: int, amounts: Amounts, *, expected_s: float) -> None:
-        share_s = dominant_share(action_part(amounts), self.total) * expected_s
+    def granted(self, action_id: UUID, task: int, share_s: float) -> None:
+        """What it is expected to have, by `Curves.share_s`."""
         self._expected[action_id] = self.shares.expect(task, share_s)
 
     def released(self, action_id: UUID, task: int, amounts: Amounts, *, held_s: float) -> None:
         """Nothing is paid for what an earlier leader granted."""
         expected = self._expected.pop(action_id, None)
         if expected is not None:
-            self.shares.settle(task, expected, dominant_share(action_part(amounts), self.total) * max(0.0, held_s))
+            self.shares.settle(task, expected, own_share(amounts, self.total) * max(0.0, held_s))

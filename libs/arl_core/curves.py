@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from arl_core.fairness import own_share
 from arl_core.model import ActionClass, Amounts, Running
 
 __all__ = ["AsDeclared", "Curve", "Curves", "Durations", "Width", "best_width", "main_resource", "units_of"]
@@ -63,6 +64,8 @@ class Curve:
     """In rising order, each faster than all before it: more that brings nothing is no choice."""
     area_s: float
     """Unit-seconds at the smallest width."""
+    cores: int
+    """Milli-cores at least."""
     by_amount: dict[int, float] = field(repr=False, compare=False)
 
 
@@ -96,26 +99,31 @@ class Curves:
         self.durations = durations or AsDeclared()
         self.now = 0.0
         """Whoever runs rounds sets it, by the clock that rounds go by."""
-        self._known: dict[int, tuple[float, Curve]] = {}
-        self._learnt: set[int] = set()
+        self._known: dict[int, tuple[float, float, Curve]] = {}
+        """Until when it counts, when it was made."""
+        self._shares: dict[int, tuple[Curve, float]] = {}
+        self._whole: Amounts = {}
+        """What the shares are parts of."""
 
     def of(self, cls: ActionClass) -> Curve:
         known = self._known.get(cls.key)
-        if known is not None:
-            age_s = self.now - known[0]
-            if age_s < FRESH_S or (cls.key not in self._learnt and age_s < KEPT_S):
-                return known[1]
+        if known is not None and self.now < known[0]:
+            return known[2]
         curve = _curve(cls, self.durations)
         self._known.pop(cls.key, None)
-        self._known[cls.key] = (self.now, curve)
-        self._learnt.discard(cls.key)
+        self._known[cls.key] = (self.now + KEPT_S, self.now, curve)
         while len(self._known) > CLASSES:
-            del self._known[next(iter(self._known))]
+            key = next(iter(self._known))
+            del self._known[key]
+            self._shares.pop(key, None)
         return curve
 
     def learnt(self, key: int) -> None:
         """Of the class with this key, durations may be others now."""
-        self._learnt.add(key)
+        known = self._known.get(key)
+        if known is not None:
+            _, made, curve = known
+            self._known[key] = (made + FRESH_S, made, curve)
 
     def expected_s(self, cls: ActionClass, amounts: Amounts) -> float:
         """How long an action of this class takes with these amounts, from its start to its end."""
@@ -123,6 +131,17 @@ class Curves:
         amount = amounts.get(curve.resource, 0) if curve.resource is not None else 0
         seconds = curve.by_amount.get(amount)
         return seconds if seconds is not None else self.durations.seconds(cls, amount)
+
+    def share_s(self, cls: ActionClass, amounts: Amounts, whole: Amounts) -> float:
+        """How many seconds of all nodes together that is; of a class's own minimum it is known."""
+        if amounts is not cls.demand.minimum:
+            return own_share(amounts, whole) * self.expected_s(cls, amounts)
+        if whole is not self._whole:
+            self._whole, self._shares = whole, {}
+        curve, known = self.of(cls), self._shares.get(cls.key)
+        if known is None or known[0] is not curve:
+            known = self._shares[cls.key] = (curve, own_share(amounts, whole) * self.expected_s(cls, amounts))
+        return known[1]
 
     def remaining_s(self, running: Running) -> float:
         """What is expected to be left. Who has overrun is taken to need half as long again (Tsafrir et al. 2007)."""
@@ -141,7 +160,8 @@ def _curve(cls: ActionClass, durations: Durations) -> Curve:
     for amount, seconds in by_amount.items():
         if not widths or seconds < widths[-1].seconds:
             widths.append(Width(amount, units_of(resource, amount), seconds))
-    return Curve(resource, tuple(widths), widths[0].units * widths[0].seconds, by_amount)
+    cores = cls.demand.minimum.get(_CORES, 0)
+    return Curve(resource, tuple(widths), widths[0].units * widths[0].seconds, cores, by_amount)
 
 
 def main_resource(cls: ActionClass) -> str | None:

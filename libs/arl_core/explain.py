@@ -9,7 +9,7 @@ from uuid import UUID
 
 from arl_core.curves import Width
 from arl_core.estimates import Estimates
-from arl_core.fairness import dominant_share
+from arl_core.fairness import own_share
 from arl_core.free import FreeAmounts
 from arl_core.gangs import members_of, together_on
 from arl_core.ledger import fits
@@ -249,7 +249,10 @@ def _competes(bucket: Bucket, action: Waiting) -> bool:
 def _fair_order(snapshot: Snapshot, buckets: list[Bucket], policy: Spar) -> Iterator[tuple[UUID, int, int]]:
     total = Loads(snapshot).total
     shares_s = {bucket.cls.key: _share_s(snapshot, bucket.cls, total) for bucket in buckets}
-    walk = fair_walk(snapshot, buckets, policy.constants)
+    tasks: dict[int, list[Bucket]] = {}
+    for bucket in buckets:
+        tasks.setdefault(bucket.key.task, []).append(bucket)
+    walk = fair_walk(snapshot, tasks, policy.constants)
     while (head := walk.head) is not None:
         yield head.id, head.task, head.priority
         walk.advance(shares_s[head.cls.key])
@@ -257,7 +260,7 @@ def _fair_order(snapshot: Snapshot, buckets: list[Bucket], policy: Spar) -> Iter
 
 def _share_s(snapshot: Snapshot, cls: ActionClass, total: Amounts) -> float:
     """Seconds of the whole cell that one takes at its smallest."""
-    return dominant_share(action_part(cls.demand.minimum), total) * snapshot.curves.of(cls).widths[0].seconds
+    return own_share(cls.demand.minimum, total) * snapshot.curves.of(cls).widths[0].seconds
 
 
 def _plain_order(snapshot: Snapshot, buckets: list[Bucket], policy: Policy) -> Iterator[tuple[UUID, int, int]]:

@@ -6,13 +6,12 @@ something pays for it in virtual time, and whoever has paid least goes first. Id
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from uuid import UUID
+from heapq import heapify, heappop, heapreplace
 
-from arl_core.model import Amounts, Waiting
-from arl_core.waiting import Bucket, Walk, came
+from arl_core.model import ENVIRONMENT_RESOURCES, Amounts, Waiting
+from arl_core.waiting import Bucket, Walk
 
-__all__ = ["FairWalk", "QueueWeight", "Shares", "dominant_share", "total_amounts"]
+__all__ = ["FairWalk", "QueueWeight", "Shares", "dominant_share", "own_share", "total_amounts"]
 
 
 CREDIT_S = 10.0
@@ -46,6 +45,15 @@ def dominant_share(amounts: Amounts, total: Amounts) -> float:
     return most
 
 
+def own_share(amounts: Amounts, total: Amounts) -> float:
+    """`dominant_share` of what is an action's own, whoever holds its memory and disk."""
+    most = 0.0
+    for name, amount in amounts.items():
+        if amount and name not in ENVIRONMENT_RESOURCES and (whole := total.get(name)) and amount > most * whole:
+            most = amount / whole
+    return most
+
+
 class Shares:
     """What each task has had, in seconds of the whole cell, over its weight. Only differences mean anything."""
 
@@ -57,6 +65,8 @@ class Shares:
         self._active: dict[int, int] = {}
         self._weights: Mapping[int, QueueWeight] = {}
         self._siblings: dict[int, float] = {}
+        self._parts: dict[int, float] = {}
+        """As they are while nobody begins, ends or is weighed anew."""
 
     def weigh(self, weights: Mapping[int, QueueWeight]) -> None:
         """From now on; what was charged stays. Tasks that are not named are projects of their own, of weight 1."""
@@ -64,6 +74,7 @@ class Shares:
             return
         self._weights = weights
         self._siblings = {}
+        self._parts.clear()
         for task in self._active:
             self._count(task, +1)
 
@@ -112,12 +123,19 @@ class Shares:
 
     def part(self, task: int) -> float:
         """Its weight among all, as long as just the tasks that are active now share what their projects get."""
+        part = self._parts.get(task)
+        if part is None:
+            part = self._parts[task] = self._part(task)
+        return part
+
+    def _part(self, task: int) -> float:
         weight = self._weights.get(task)
         if weight is None:
             return 1.0
         return weight.project_weight * weight.weight / max(self._siblings.get(weight.project, 0.0), weight.weight)
 
     def _count(self, task: int, sign: int) -> None:
+        self._parts.clear()
         if (weight := self._weights.get(task)) is not None:
             self._siblings[weight.project] = self._siblings.get(weight.project, 0.0) + sign * weight.weight
 
@@ -139,9 +157,12 @@ class FairWalk:
         self._shares = shares
         self._strictness = strictness
         self._debts = {task: strictness * shares.virtual_s(task) for task in walks}
-        self._order: list[tuple[float, UUID, int]] = []
-        for task in walks:
-            self._enter(task)
+        self._order = [
+            (self._lead_s(walk) + self._debts[task], head.id, task)
+            for task, walk in walks.items()
+            if (head := walk.head) is not None
+        ]
+        heapify(self._order)
 
     @property
     def head(self) -> Waiting | None:
@@ -154,19 +175,26 @@ class FairWalk:
 
     def advance(self, share_s: float) -> None:
         """The head was granted something that takes so many seconds of the whole cell."""
-        task = heappop(self._order)[2]
-        self._walks[task].advance()
+        task = self._order[0][2]
+        walk = self._walks[task]
+        walk.advance()
         self._debts[task] += self._strictness * self._shares.cost(task, share_s)
-        self._enter(task)
+        self._replace(task, walk)
 
     def leave_bucket(self) -> None:
         """Nothing more of the head's bucket in this walk."""
-        task = heappop(self._order)[2]
-        self._walks[task].leave_bucket()
-        self._enter(task)
-
-    def _enter(self, task: int) -> None:
+        task = self._order[0][2]
         walk = self._walks[task]
-        if (head := walk.head) is not None:
-            lead_s = walk.lead_s if came(head) >= self._overdue_before else 0.0
-            heappush(self._order, (lead_s + self._debts[task], head.id, task))
+        walk.leave_bucket()
+        self._replace(task, walk)
+
+    def _replace(self, task: int, walk: Walk) -> None:
+        """The first of the order, by the task's next head."""
+        if (head := walk.head) is None:
+            heappop(self._order)
+        else:
+            heapreplace(self._order, (self._lead_s(walk) + self._debts[task], head.id, task))
+
+    def _lead_s(self, walk: Walk) -> float:
+        """Nothing for whoever is overdue."""
+        return walk.lead_s if walk.came >= self._overdue_before else 0.0

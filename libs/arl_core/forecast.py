@@ -138,7 +138,7 @@ class Forecasting:
 
     def _begin(self) -> None:
         for each in islice(self._beginning, AT_ONCE):
-            running = replace(each.running, changing_to=None)
+            running = each.running._replace(changing_to=None)
             self._run(Working(running, each.environment), ends=self._now + self._curves.remaining_s(running))
             if each.environment is not None:
                 self._homes[each.environment] = _Home(each.running.node, {})
@@ -214,7 +214,8 @@ class Forecasting:
             since=self._now,
         )
         expected_s = self._curves.expected_s(action.cls, grant.amounts)
-        self._accounts.granted(action.id, action.task, grant.amounts, expected_s=expected_s)
+        share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)
+        self._accounts.granted(action.id, action.task, share_s)
         self._change(grant.node, self._held(running, environment), sign=-1)
         self._run(Working(running, environment), ends=self._now + expected_s)
 
@@ -241,7 +242,7 @@ class Forecasting:
         running = working.running
         before_s, after_s = (self._curves.expected_s(working.running.cls, a) for a in (running.amounts, resize.amounts))
         rest_s = (self._ends[resize.fence.action_id] - self._now) * after_s / before_s
-        resized = replace(running, amounts=resize.amounts, since=self._now, left=rest_s / after_s, changing_to=None)
+        resized = running._replace(amounts=resize.amounts, since=self._now, left=rest_s / after_s, changing_to=None)
         self._change(running.node, self._held(running, working.environment), sign=1)
         self._change(running.node, self._held(resized, working.environment), sign=-1)
         self._run(Working(resized, working.environment), ends=self._now + rest_s)

@@ -1,7 +1,6 @@
 """Gangs: all of their actions start in one round, or none does. So no two of them can block each other half placed."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from arl_core.free import FreeAmounts
 from arl_core.model import Amounts, Grant, Waiting
@@ -36,7 +35,7 @@ def take_together(
         return None
     gang = action.gang.id if action.gang is not None else None
     return [
-        replace(free.grant_on(node, member, amounts, needed=needed), gang=gang)
+        free.grant_on(node, member, amounts, needed=needed)._replace(gang=gang)
         for node, member, (amounts, needed) in zip(nodes, members, asked, strict=True)
     ]
 

@@ -1,11 +1,10 @@
 """Who holds what on which node. The scheduler plans against it, a manager refuses by it."""
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
 from arl_core.model import Amounts
 
-__all__ = ["Hold", "Ledger", "fits"]
+__all__ = ["Ledger", "fits"]
 
 
 def fits(amounts: Amounts, free: Amounts) -> bool:
@@ -16,11 +15,6 @@ def fits(amounts: Amounts, free: Amounts) -> bool:
     return True
 
 
-class Hold(NamedTuple):
-    node: int
-    amounts: Amounts
-
-
 class Ledger:
     """Holds by holder. Taking twice and releasing twice are harmless: amounts count once."""
 
@@ -29,7 +23,8 @@ class Ledger:
         self._held: dict[int, dict[str, int]] = {}
         self._free: dict[int, dict[str, int]] = {}
         """Capacity less what is held, of the resources that a node has."""
-        self._holds: dict[Hashable, Hold] = {}
+        self._holds: dict[Hashable, tuple[int, Amounts]] = {}
+        """The node and what is held there."""
 
     def set_capacity(self, node: int, capacity: Amounts) -> None:
         held = self._held.setdefault(node, {})
@@ -43,10 +38,18 @@ class Ledger:
         """Capacity less what is held; negative where a node shrank below what it holds."""
         return self._free.get(node, {}).copy()
 
+    def left(self, node: int) -> Amounts:
+        """As `free`, but it goes on changing with this ledger: for whoever reads it before anything else happens."""
+        return self._free.get(node, {})
+
     def take(self, holder: Hashable, node: int, amounts: Amounts) -> None:
-        """Replace what `holder` holds. Never refuses: whoever must not overbook asks `fits` first."""
-        self.release(holder)
-        self._holds[holder] = Hold(node, dict(amounts))
+        """Replace what `holder` holds by these amounts, which nobody changes meanwhile.
+
+        Never refuses: whoever must not overbook asks `fits` first.
+        """
+        if holder in self._holds:
+            self.release(holder)
+        self._holds[holder] = (node, amounts)
         held, free = self._held.setdefault(node, {}), self._free.get(node, {})
         for resource, amount in amounts.items():
             held[resource] = held.get(resource, 0) + amount
@@ -58,8 +61,9 @@ class Ledger:
         hold = self._holds.pop(holder, None)
         if hold is None:
             return False
-        held, free = self._held[hold.node], self._free.get(hold.node, {})
-        for resource, amount in hold.amounts.items():
+        node, amounts = hold
+        held, free = self._held[node], self._free.get(node, {})
+        for resource, amount in amounts.items():
             held[resource] -= amount
             if resource in free:
                 free[resource] += amount

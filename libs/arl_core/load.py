@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from arl_core.curves import units_of
 from arl_core.fairness import total_amounts
-from arl_core.model import ActionClass
+from arl_core.model import ActionClass, Amounts
 from arl_core.snapshot import Snapshot
 from arl_core.stragglers import UNCOUNTED
 from arl_core.waiting import Bucket
@@ -20,7 +20,7 @@ class NodeLoad:
     capacity: float
     """Units."""
     waiting: float
-    """Actions; whoever starts one here counts it off."""
+    """Actions that have not started."""
     queued_s: float
     """Until all that waits were done, were it spread evenly."""
     running_s: float | None = None
@@ -32,11 +32,12 @@ class Loads:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self.total = total_amounts(pool.capacity for pool in snapshot.pools.values())
+        self.total = snapshot.total or total_amounts(pool.capacity for pool in snapshot.pools.values())
         """Capacity of all nodes together."""
-        open_pools = [pool for pool in snapshot.pools.values() if pool.accepting and pool.serving]
-        all_open = len(open_pools) == len(snapshot.pools)
-        self._open = self.total if all_open else total_amounts(pool.capacity for pool in open_pools)
+        self._open: Amounts | None = None
+        """Of those that take something new; None until somebody needs it."""
+        self._started: dict[tuple[int, str | None], int] = {}
+        """Where nobody has asked for the load yet."""
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
         self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}
@@ -46,7 +47,17 @@ class Loads:
         load = self._loads.get(key)
         if load is None:
             load = self._loads[key] = self._load(node, resource)
+            load.waiting -= self._started.pop(key, 0)
         return load
+
+    def started(self, node: int, resource: str | None) -> None:
+        """One that was waiting starts here."""
+        key = (node, resource)
+        load = self._loads.get(key)
+        if load is None:
+            self._started[key] = self._started.get(key, 0) + 1
+        else:
+            load.waiting -= 1
 
     def backlog_s(self, node: int, resource: str | None, *, enough_s: float) -> float:
         """Until all known work is done, or anything that is no less than `enough_s`."""
@@ -69,7 +80,7 @@ class Loads:
     def _load(self, node: int, resource: str | None) -> NodeLoad:
         capacity = units_of(resource, self._snapshot.pools[node].capacity.get(resource or "", 0))
         pool = self._snapshot.pools[node]
-        total = units_of(resource, self._open.get(resource or "", 0))
+        total = units_of(resource, self._taking().get(resource or "", 0))
         part = capacity / total if total and pool.accepting and pool.serving else 0.0
         anywhere, anywhere_area = self._waiting(None).get(resource, (0, 0.0))
         here, area = self._waiting(node).get(resource, (0, 0.0))
@@ -79,6 +90,15 @@ class Loads:
             waiting=here + part * anywhere,
             queued_s=(area + part * anywhere_area) / capacity,
         )
+
+    def _taking(self) -> Amounts:
+        """Capacity of all nodes together that take something new."""
+        if self._open is None:
+            pools = self._snapshot.pools.values()
+            taking = [pool for pool in pools if pool.accepting and pool.serving]
+            all_taking = len(taking) == len(pools)
+            self._open = self.total if all_taking else total_amounts(pool.capacity for pool in taking)
+        return self._open
 
     def _waiting(self, node: int | None) -> dict[str | None, tuple[int, float]]:
         """How many and how much area, by what they are wide in."""

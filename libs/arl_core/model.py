@@ -8,6 +8,7 @@ since the epoch.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.elasticity import Elasticity
@@ -185,8 +186,7 @@ class Waiting:
     """The others of its gang. It stands for all of them: where it is looked at, they are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class Running(NamedTuple):
     """A granted or running action and what it holds."""
 
     fence: Fence
@@ -195,9 +195,9 @@ class Running:
     amounts: Amounts
     granted: float
     task: int
-    started: float | None = None
     since: float
     """When its amounts last changed: when it was granted, at first."""
+    started: float | None = None
     left: float = 1.0
     """The part of its work that was left then, as far as estimates tell."""
     overrun: float = 0.0
@@ -236,8 +236,7 @@ class Pool:
     """For the group shape: no two of them share a device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(NamedTuple):
     """This action, this node, these amounts, this fence."""
 
     fence: Fence

@@ -31,7 +31,7 @@ class Policy(Protocol):
         """What a persistent environment holds until it ends, of what its first action was granted."""
         ...
 
-    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
+    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> Amounts:
         """What a granted action holds besides; `at_home` in a persistent environment, `in_pod` on a pod's cores."""
         ...
 
@@ -64,8 +64,8 @@ class FirstComeFirstServed:
     def environment_holds(self, amounts: Amounts) -> dict[str, int]:
         return environment_part(amounts)
 
-    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
-        return action_part(amounts) if at_home else dict(amounts)
+    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> Amounts:
+        return action_part(amounts) if at_home else amounts
 
 
 def _alone(free: FreeAmounts, action: Waiting) -> list[Grant] | None:

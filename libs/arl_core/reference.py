@@ -101,7 +101,7 @@ class _Round:
         amounts = {grant.fence: width.amount for (_, grant), width in zip(wide, chosen, strict=False)}
         left_out = {grant.fence for _, grant in wide[len(chosen) :]}
         return [
-            replace(grant, amounts={**grant.amounts, _CORES: amounts[grant.fence]}) if grant.fence in amounts else grant
+            grant._replace(amounts={**grant.amounts, _CORES: amounts[grant.fence]}) if grant.fence in amounts else grant
             for _, grant in candidates
             if grant.fence not in left_out
         ]

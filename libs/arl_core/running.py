@@ -46,9 +46,13 @@ class RunningIndex:
 
     def add(self, running: Running) -> None:
         """A new one, or new amounts of one that is known."""
-        self.discard(running.fence.action_id)
-        self._nodes.setdefault(running.node, {})[running.fence.action_id] = running
-        self._node_of[running.fence.action_id] = running.node
+        action_id, node = running.fence.action_id, running.node
+        if action_id in self._node_of:
+            self.discard(action_id)
+        if node not in self._nodes:
+            self._nodes[node] = {}
+        self._nodes[node][action_id] = running
+        self._node_of[action_id] = node
         self._count(running, 1)
 
     def discard(self, action_id: UUID) -> None:

@@ -5,15 +5,24 @@ so short ones pass long ones, and nothing is ever overtaken by what came later t
 the time that the units would save those who wait. Between tasks: weighted fair shares.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from arl_core.curves import Width, best_width, units_of
-from arl_core.fairness import FairWalk, dominant_share
+from arl_core.curves import Curve, Width, best_width, units_of
+from arl_core.fairness import FairWalk
 from arl_core.free import FreeAmounts
 from arl_core.gangs import members_of, take_together, together_if
 from arl_core.load import Loads
-from arl_core.model import Amounts, Grant, Plan, Resizable, Shape, Waiting, action_part, environment_part
+from arl_core.model import (
+    Amounts,
+    Grant,
+    Plan,
+    Resizable,
+    Shape,
+    Waiting,
+    action_part,
+    environment_part,
+)
 from arl_core.priced_groups import GroupConstants, priced_groups
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
@@ -66,18 +75,15 @@ class Spar:
     def environment_holds(self, amounts: Amounts) -> dict[str, int]:
         return environment_part(amounts)
 
-    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
-        return action_part(amounts) if at_home else dict(amounts)
+    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> Amounts:
+        return action_part(amounts) if at_home else amounts
 
 
-def fair_walk(snapshot: Snapshot, buckets: Iterable[Bucket], constants: SparConstants) -> FairWalk:
-    """These buckets' actions in the order in which a round looks at them."""
-    tasks: dict[int, list[Bucket]] = {}
-    for bucket in buckets:
-        tasks.setdefault(bucket.key.task, []).append(bucket)
-    curves = snapshot.curves
+def fair_walk(snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constants: SparConstants) -> FairWalk:
+    """The actions of these buckets, by task, in the order in which a round looks at them."""
+    limit_s, per_unit_s, curves = constants.lead_limit_s, constants.lead_per_unit_s, snapshot.curves
     walks = {
-        task: Walk(own, [constants.lead_s(curves.of(bucket.cls).area_s) for bucket in own])
+        task: Walk(own, [min(limit_s, per_unit_s * curves.of(bucket.cls).area_s) for bucket in own])
         for task, own in tasks.items()
     }
     overdue_before = snapshot.now - constants.lead_limit_s
@@ -91,7 +97,6 @@ class _Round:
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._loads = Loads(snapshot)
-        self._buckets = [bucket for bucket in snapshot.waiting.buckets() if bucket.cls.shape is not Shape.GROUP]
         self._reserved: set[int] = set()
         """Nodes on which something is kept for an action that does not fit yet; one for each."""
         self._gangs_left = GANGS
@@ -105,11 +110,12 @@ class _Round:
 
     def plan(self) -> Plan:
         grants = priced_groups(self._snapshot, limit=self._limit, constants=self._groups)
-        walk = fair_walk(self._snapshot, self._buckets, self._constants)
-        needed = {bucket.cls.demand.minimum.get(_CORES, 0) for bucket in self._buckets}
+        walk = fair_walk(self._snapshot, self._snapshot.waiting.by_task(), self._constants)
+        needed = set(self._snapshot.waiting.cores_needed())
         least, all_need_cores = min(needed - {0}, default=0), 0 not in needed
         while (action := walk.head) is not None and len(grants) < self._limit:
-            if action.cls.demand.minimum.get(_CORES) and not self._has_cores(least):
+            curve = self._curves.of(action.cls)
+            if curve.cores and not self._has_cores(least):
                 if all_need_cores:
                     break
                 walk.leave_bucket()
@@ -117,13 +123,13 @@ class _Round:
             if action.together:
                 self._start_gang(action, walk, grants)
                 continue
-            grant = self._start(action)
+            grant = self._start(action, curve)
             if grant is None:
                 self._keep_free_for(action)
                 walk.leave_bucket()
             else:
                 grants.append(grant)
-                self._loads.of(grant.node, self._curves.of(action.cls).resource).waiting -= 1
+                self._loads.started(grant.node, curve.resource)
                 walk.advance(self._share_s(action, grant))
         if not self._resizing:
             return Plan(grants=tuple(grants))
@@ -139,7 +145,7 @@ class _Round:
         grants += started
         members = members_of(action)
         for member, grant in zip(members, started, strict=True):
-            self._loads.of(grant.node, self._curves.of(member.cls).resource).waiting -= 1
+            self._loads.started(grant.node, self._curves.of(member.cls).resource)
         walk.advance(sum(map(self._share_s, members, started)))
 
     def _keep_free_for_gang(self, action: Waiting) -> None:
@@ -192,16 +198,15 @@ class _Round:
         )
         return max(waits, default=0.0)
 
-    def _start(self, action: Waiting) -> Grant | None:
+    def _start(self, action: Waiting, curve: Curve) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""
-        cls = action.cls
-        elastic = cls.demand.elastic
-        if elastic is None or len(self._curves.of(cls).widths) == 1:
-            grant = self._free.take(action, cls.demand.minimum)
+        demand = action.cls.demand
+        if demand.elastic is None or len(curve.widths) == 1:
+            grant = self._free.take(action, demand.minimum)
             if grant is None and self._resizing:
                 self._widening.claim(action)
             return grant
-        if self._resizing and elastic.resizable is not Resizable.NONE:
+        if self._resizing and demand.elastic.resizable is not Resizable.NONE:
             return self._widening.admit(action)
         return self._start_wide(action)
 
@@ -245,8 +250,7 @@ class _Round:
 
     def _share_s(self, action: Waiting, grant: Grant) -> float:
         """Seconds of the whole cell that it is expected to take."""
-        share = dominant_share(action_part(grant.amounts), self._loads.total)
-        return share * self._curves.expected_s(action.cls, grant.amounts)
+        return self._curves.share_s(action.cls, grant.amounts, self._loads.total)
 
 
 def _amounts(action: Waiting, width: Width) -> Amounts:

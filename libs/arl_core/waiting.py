@@ -1,11 +1,13 @@
 """Waiting actions in buckets of what is alike, in an order that a round can walk without changing it."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from bisect import insort
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 from uuid import UUID
 
-from arl_core.model import ActionClass, Waiting
+from arl_core.model import ActionClass, Shape, Waiting
 
 __all__ = ["SENIORITY_S", "Bucket", "BucketKey", "WaitingIndex", "Walk", "arrival_order", "came"]
 
@@ -50,14 +52,17 @@ _Entry = tuple[float, UUID, int, Waiting]
 class Bucket:
     """Actions of one class and priority that may start on the same nodes, in the order in which they came.
 
-    Add and discard cost O(log n); walking k of them O(k log k).
+    To add one that came last, to discard one and to walk to the next cost O(1), over many. One that came before others
+    moves those: what came before it is not touched.
     """
 
     def __init__(self, cls: ActionClass, key: BucketKey) -> None:
         self.cls = cls
         self.key = key
         self._live: dict[UUID, int] = {}
-        self._heap: list[_Entry] = []
+        self._line: list[_Entry] = []
+        self._start = 0
+        """Where in the line the first is that waits."""
         self._additions = 0
 
     def __len__(self) -> int:
@@ -66,7 +71,7 @@ class Bucket:
     @property
     def first(self) -> _Entry:
         """Of a bucket in which some wait: the first, with when it came."""
-        return self._heap[0]
+        return self._line[self._start]
 
     def __iter__(self) -> Iterator[Waiting]:
         """The bucket must not change while it is walked."""
@@ -74,13 +79,9 @@ class Bucket:
 
     def entries(self) -> Iterator[_Entry]:
         """With when each came."""
-        heap, live = self._heap, self._live
-        frontier = [(heap[0], 0)] if heap else []
-        while frontier:
-            entry, at = heappop(frontier)
-            for child in (2 * at + 1, 2 * at + 2):
-                if child < len(heap):
-                    heappush(frontier, (heap[child], child))
+        line, live = self._line, self._live
+        for at in range(self._start, len(line)):
+            entry = line[at]
             # An action that left and came back has an older entry at the same place.
             if live.get(entry[1]) == entry[2]:
                 yield entry
@@ -88,16 +89,21 @@ class Bucket:
     def add(self, action: Waiting) -> None:
         self._additions += 1
         self._live[action.id] = self._additions
-        heappush(self._heap, (came(action), action.id, self._additions, action))
+        entry, line = (came(action), action.id, self._additions, action), self._line
+        if not line or entry > line[-1]:
+            line.append(entry)
+        else:
+            insort(line, entry, lo=self._start)
 
     def discard(self, action_id: UUID) -> None:
         self._live.pop(action_id, None)
-        heap, live = self._heap, self._live
-        while heap and live.get(heap[0][1]) != heap[0][2]:
-            heappop(heap)  # `first` is always one that waits
-        if len(heap) > 64 and len(heap) > 2 * len(live):
-            self._heap = [entry for entry in heap if live.get(entry[1]) == entry[2]]
-            heapify(self._heap)
+        line, live, start = self._line, self._live, self._start
+        while start < len(line) and live.get(line[start][1]) != line[start][2]:
+            start += 1  # `first` is always one that waits
+        self._start = start
+        if len(line) > 64 and len(line) > 2 * len(live):
+            self._line = [entry for entry in line if live.get(entry[1]) == entry[2]]
+            self._start = 0
 
 
 class Walk:
@@ -110,17 +116,22 @@ class Walk:
         self._buckets = list(buckets)
         self._leads = leads_s if leads_s is not None else [0.0] * len(self._buckets)
         self._entries: list[Iterator[_Entry] | None] = [None] * len(self._buckets)
-        self._actions = [bucket.first[3] for bucket in self._buckets]
+        self._firsts = [bucket.first for bucket in self._buckets]
         self._heads = [
-            (-bucket.key.priority, bucket.first[0] + lead, bucket.first[1], at)
-            for at, (bucket, lead) in enumerate(zip(self._buckets, self._leads, strict=True))
+            (-bucket.key.priority, first[0] + lead, first[1], at)
+            for at, (bucket, first, lead) in enumerate(zip(self._buckets, self._firsts, self._leads, strict=True))
         ]
         heapify(self._heads)
 
     @property
     def head(self) -> Waiting | None:
         """Whose turn it is; None at the end."""
-        return self._actions[self._heads[0][3]] if self._heads else None
+        return self._firsts[self._heads[0][3]][3] if self._heads else None
+
+    @property
+    def came(self) -> float:
+        """When the head did."""
+        return self._firsts[self._heads[0][3]][0]
 
     @property
     def bucket(self) -> Bucket:
@@ -143,7 +154,7 @@ class Walk:
         if following is None:
             heappop(self._heads)
         else:
-            self._actions[at] = following[3]
+            self._firsts[at] = following
             heapreplace(self._heads, (priority, following[0] + self._leads[at], following[1], at))
 
     def leave_bucket(self) -> None:
@@ -156,6 +167,8 @@ class WaitingIndex:
 
     def __init__(self) -> None:
         self._nodes: dict[int | None, dict[BucketKey, Bucket]] = {}
+        self._tasks: dict[int, dict[BucketKey, Bucket]] = {}
+        self._cores: Counter[int] = Counter()
         self._bucket_of: dict[UUID, Bucket] = {}
 
     def __len__(self) -> int:
@@ -178,6 +191,14 @@ class WaitingIndex:
     def buckets(self) -> Iterator[Bucket]:
         return (bucket for buckets in self._nodes.values() for bucket in buckets.values())
 
+    def by_task(self) -> dict[int, Iterable[Bucket]]:
+        """Of what does not need whole devices."""
+        return {task: buckets.values() for task, buckets in self._tasks.items()}
+
+    def cores_needed(self) -> Collection[int]:
+        """What buckets of `by_task` need at least, in milli-cores, each once."""
+        return self._cores.keys()
+
     def in_order(self) -> Iterator[Waiting]:
         """All, by `arrival_order`. Nothing may change meanwhile."""
         walk = Walk(self.buckets())
@@ -196,6 +217,7 @@ class WaitingIndex:
         bucket = buckets.get(key)
         if bucket is None:
             bucket = buckets[key] = Bucket(action.cls, key)
+            self._show(bucket)
         bucket.add(action)
         self._bucket_of[action.id] = bucket
 
@@ -209,3 +231,23 @@ class WaitingIndex:
             del self._nodes[node][bucket.key]
             if not self._nodes[node]:
                 del self._nodes[node]
+            self._hide(bucket)
+
+    def _show(self, bucket: Bucket) -> None:
+        if bucket.cls.shape is not Shape.GROUP:
+            self._tasks.setdefault(bucket.key.task, {})[bucket.key] = bucket
+            self._cores[bucket.cls.demand.minimum.get(_CORES, 0)] += 1
+
+    def _hide(self, bucket: Bucket) -> None:
+        if bucket.cls.shape is Shape.GROUP:
+            return
+        task, cores = bucket.key.task, bucket.cls.demand.minimum.get(_CORES, 0)
+        del self._tasks[task][bucket.key]
+        if not self._tasks[task]:
+            del self._tasks[task]
+        self._cores[cores] -= 1
+        if not self._cores[cores]:
+            del self._cores[cores]
+
+
+_CORES = "cpu_milli"

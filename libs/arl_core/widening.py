@@ -1,7 +1,6 @@
 """SPAR-M: actions start at their smallest width and are resized while they run; nothing is killed."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace
 from uuid import UUID
 
@@ -89,7 +88,7 @@ class Widening:
                 else:
                     resizes.append(change)
         return Plan(
-            grants=tuple(wider.get(grant.fence.action_id, grant) for grant in grants),
+            grants=tuple(wider.get(grant.fence.action_id, grant) for grant in grants) if wider else tuple(grants),
             resizes=tuple(resizes),
             watched=frozenset(self._claimed | self._kept),
         )
@@ -191,7 +190,7 @@ class Widening:
             width = _within(widths, chosen[grant.fence.action_id], budget + widths[0].units)
             budget -= width.units - widths[0].units
             if width is not widths[0]:
-                yield replace(grant, amounts={**grant.amounts, _CORES: width.amount})
+                yield grant._replace(amounts={**grant.amounts, _CORES: width.amount})
         for each in running:
             choices, held = self._choices(each), _cores(each)
             width = _within(choices, chosen[each.fence.action_id], budget + held)

@@ -109,8 +109,8 @@ class Books:
             since=now,
         )
         self._running.add(running)
-        expected_s = self._curves.expected_s(action.cls, grant.amounts)
-        self._accounts.granted(action.id, action.task, grant.amounts, expected_s=expected_s)
+        share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)
+        self._accounts.granted(action.id, action.task, share_s)
         return self._occupy(grant, action, now=now) if action.cls.shape is Shape.GROUP else True
 
     def begin_resize(self, fence: Fence, node: int, amounts: Amounts) -> None:
@@ -118,7 +118,7 @@ class Books:
         running = self._running.on(node)[fence.action_id]
         larger = {name: max(amount, running.amounts.get(name, 0)) for name, amount in amounts.items()}
         self._hold(running, larger)
-        self._running.add(replace(running, changing_to=amounts))
+        self._running.add(running._replace(changing_to=amounts))
 
     def end_resize(self, fence: Fence, node: int, *, now: float) -> None:
         """From now on it holds what it was to have."""
@@ -127,7 +127,7 @@ class Books:
             return
         worked = (now - running.since) / max(_LEAST_S, self._curves.expected_s(running.cls, running.amounts))
         left = max(0.0, running.left - worked)
-        running = replace(running, amounts=running.changing_to, changing_to=None, since=now, left=left)
+        running = running._replace(amounts=running.changing_to, changing_to=None, since=now, left=left)
         self._hold(running, running.amounts)
         self._running.add(running)
 
@@ -181,6 +181,7 @@ class Books:
             pods=self._pods if self._policy.has_pods else {},
             curves=self._curves,
             shares=self._accounts.shares,
+            total=self._accounts.total,
         )
 
     def _take(self, holder: UUID, node: int, amounts: Amounts) -> None:

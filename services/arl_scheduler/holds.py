@@ -1,7 +1,6 @@
 """What granted and running actions hold, as rounds see it and as the ledger counts it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from uuid import UUID
 
 from arl_core.curves import Curves
@@ -73,8 +72,8 @@ class Holds:
 
     def started(self, hold: Hold, at: float) -> None:
         """Its row says that it runs since then."""
-        self._by_id[hold.fence.action_id] = replace(hold, started=at)
-        self.running.add(replace(self._running(hold), started=at, since=at))
+        self._by_id[hold.fence.action_id] = hold._replace(started=at)
+        self.running.add(self._running(hold)._replace(started=at, since=at))
 
     def is_changing(self, hold: Hold) -> bool:
         """Whether its manager was asked for other amounts, and has not answered."""
@@ -84,13 +83,13 @@ class Holds:
         """Its manager is asked to change its amounts to these; None once it has answered, or will not."""
         hold = self.under(fence)
         if hold is not None:
-            self.running.add(replace(self._running(hold), changing_to=to))
+            self.running.add(self._running(hold)._replace(changing_to=to))
 
     def mark(self, hold: Hold, *, overrun: float) -> None:
         """How far beyond its limit it is, by `Running.overrun`; a round looks at its node again if that is new."""
         running = self._running(hold)
         if running.overrun != overrun:
-            self.running.add(replace(running, overrun=overrun))
+            self.running.add(running._replace(overrun=overrun))
 
     def resized(self, fence: Fence, amounts: Amounts, *, seq: int, now: float) -> None:
         """Its row says that it has these amounts, and it counts as much."""
@@ -99,9 +98,9 @@ class Holds:
             return
         running = self._running(hold)
         spent = hold.spent_milli_s + hold.amounts.get("cpu_milli", 0) * max(0.0, now - running.since)
-        resized = replace(hold, amounts=amounts, amounts_seq=seq, spent_milli_s=spent, resized_at=now)
+        resized = hold._replace(amounts=amounts, amounts_seq=seq, spent_milli_s=spent, resized_at=now)
         self._by_id[fence.action_id] = resized
-        self.running.add(replace(running, amounts=amounts, since=now, left=self._left(running, now=now)))
+        self.running.add(running._replace(amounts=amounts, since=now, left=self._left(running, now=now)))
         self._count(resized)
 
     def own_again(self, pod: Name) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.fence import Fence
@@ -119,8 +120,7 @@ class HomesByNode:
         home.counted = node
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     fence: Fence
     cls: ActionClass | None
     node: int
@@ -151,13 +151,5 @@ class Hold:
         return self.amounts if self.resized_at is None else {**self.amounts, "cpu_milli": self.mean_milli(until=until)}
 
     def running(self) -> Running:
-        return Running(
-            fence=self.fence,
-            cls=self.cls,
-            node=self.node,
-            amounts=self.amounts,
-            task=self.task,
-            granted=self.granted,
-            started=self.started,
-            since=self.started or self.granted,
-        )
+        since = self.started or self.granted
+        return Running(self.fence, self.cls, self.node, self.amounts, self.granted, self.task, since, self.started)

@@ -23,7 +23,8 @@ from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
 from arl_scheduler.offers import Offers
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of, pool_of
+from arl_scheduler.pools import Pools
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of
 from arl_store.ids import as_read
 from arl_wire.internal import QueuedAction
 
@@ -51,6 +52,7 @@ class Index:
         self.curves = curves or Curves()
         self.holds = Holds(self._policy, self._ledger, self.curves)
         self._living = HomesByNode()
+        self._pools = Pools(self._ledger, self._living)
         self._paused: frozenset[int] = frozenset()
         self._lent: Counter[Name] = Counter()
         """Pods whose cores an ephemeral action uses."""
@@ -102,8 +104,8 @@ class Index:
             name = self._home_of.get(grant.fence.action_id)
             pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
             self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
-            expected_s = self.curves.expected_s(action.cls, grant.amounts)
-            self._accounts.granted(action.id, action.task, grant.amounts, expected_s=expected_s)
+            share_s = self.curves.share_s(action.cls, grant.amounts, self._accounts.total)
+            self._accounts.granted(action.id, action.task, share_s)
             self._forget_queued(grant.fence.action_id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
@@ -159,24 +161,17 @@ class Index:
                 self._promote(home)
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
-        """What a round may look at: most of it is this index's own."""
+        """What a round may look at: most of it is this index's own, and changes with it."""
         self.curves.now = now
         return Snapshot(
             now=now,
             waiting=self._waiting.waiting,
             running=self.holds.running,
-            pools={
-                node.id: pool_of(
-                    node,
-                    free=self._ledger.free(node.id),
-                    alive=now - max(node.last_sign, watching_since) <= silent_after_s,
-                    homes=self._living.on(node.id),
-                )
-                for node in self.nodes.values()
-            },
+            pools=self._pools.of(self.nodes, now=now, silent_after_s=silent_after_s, watching_since=watching_since),
             pods=self._pods() if self._policy.has_pods else {},
             curves=self.curves,
             shares=self._accounts.shares,
+            total=self._accounts.total,
         )
 
     def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from arl_core.forecast import Forecasting, Present, Working
 from arl_core.model import Demand, Waiting
@@ -85,7 +86,7 @@ def _present(index: Index, snapshot: Snapshot) -> Present:
     """Copied before anything else has its turn."""
     return Present(
         now=snapshot.now,
-        pools=dict(snapshot.pools),
+        pools={node: replace(pool, free=dict(pool.free)) for node, pool in snapshot.pools.items()},
         working=tuple(
             Working(snapshot.running.on(hold.node)[hold.fence.action_id], index.homes.environment(hold.home))
             for hold in index.holds

@@ -151,7 +151,7 @@ class TestSimulation:
         class Generous(FirstComeFirstServed):
             def plan(self, snapshot: Snapshot) -> Plan:
                 plan = super().plan(snapshot)
-                return replace(plan, grants=tuple(replace(g, amounts={"cpu_milli": 9000}) for g in plan.grants))
+                return replace(plan, grants=tuple(g._replace(amounts={"cpu_milli": 9000}) for g in plan.grants))
 
         with pytest.raises(Overbooked, match="node 1"):
             simulated([a_rollout((0.0, a_shell()))], Generous(), cores=8)

@@ -175,7 +175,7 @@ class TestResizing:
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
     def test_one_that_is_being_resized_is_left_alone(self) -> None:
-        busy = replace(running(1, self.cls, 1), changing_to={"cpu_milli": 2000})
+        busy = running(1, self.cls, 1)._replace(changing_to={"cpu_milli": 2000})
         snapshot = a_snapshot(pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 2000})], running=[busy])
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
