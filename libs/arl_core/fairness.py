@@ -7,6 +7,7 @@ something pays for it in virtual time, and whoever has paid least goes first. Id
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from uuid import UUID
 
 from arl_core.model import ENVIRONMENT_RESOURCES, Amounts, Waiting
 from arl_core.waiting import Bucket, Walk
@@ -153,48 +154,53 @@ class FairWalk:
         self, walks: Mapping[int, Walk], shares: Shares, *, strictness: float, overdue_before: float = float("-inf")
     ) -> None:
         self._overdue_before = overdue_before
-        self._walks = walks
-        self._shares = shares
         self._strictness = strictness
-        self._debts = {task: strictness * shares.virtual_s(task) for task in walks}
-        self._order = [
-            (self._lead_s(walk) + self._debts[task], head.id, task)
-            for task, walk in walks.items()
-            if (head := walk.head) is not None
-        ]
+        self._order: list[tuple[float, UUID, _Turn]] = []
+        for task, walk in walks.items():
+            if (head := walk.head) is not None:
+                turn = _Turn(walk, debt_s=strictness * shares.virtual_s(task), part=shares.part(task))
+                self._order.append((self._lead_s(walk) + turn.debt_s, head.id, turn))
         heapify(self._order)
 
     @property
     def head(self) -> Waiting | None:
-        return self._walks[self._order[0][2]].head if self._order else None
+        return self._order[0][2].walk.head if self._order else None
 
     @property
     def bucket(self) -> Bucket:
         """Of the head."""
-        return self._walks[self._order[0][2]].bucket
+        return self._order[0][2].walk.bucket
 
     def advance(self, share_s: float) -> None:
         """The head was granted something that takes so many seconds of the whole cell."""
-        task = self._order[0][2]
-        walk = self._walks[task]
-        walk.advance()
-        self._debts[task] += self._strictness * self._shares.cost(task, share_s)
-        self._replace(task, walk)
+        turn = self._order[0][2]
+        turn.walk.advance()
+        turn.debt_s += self._strictness * (share_s / turn.part)
+        self._replace(turn)
 
     def leave_bucket(self) -> None:
         """Nothing more of the head's bucket in this walk."""
-        task = self._order[0][2]
-        walk = self._walks[task]
-        walk.leave_bucket()
-        self._replace(task, walk)
+        turn = self._order[0][2]
+        turn.walk.leave_bucket()
+        self._replace(turn)
 
-    def _replace(self, task: int, walk: Walk) -> None:
-        """The first of the order, by the task's next head."""
-        if (head := walk.head) is None:
+    def _replace(self, turn: "_Turn") -> None:
+        """The first of the order, by its task's next head."""
+        if (head := turn.walk.head) is None:
             heappop(self._order)
         else:
-            heapreplace(self._order, (self._lead_s(walk) + self._debts[task], head.id, task))
+            heapreplace(self._order, (self._lead_s(turn.walk) + turn.debt_s, head.id, turn))
 
     def _lead_s(self, walk: Walk) -> float:
         """Nothing for whoever is overdue."""
         return walk.lead_s if walk.came >= self._overdue_before else 0.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Of one task in a walk."""
+
+    walk: Walk
+    debt_s: float
+    """What it had, in seconds of lead."""
+    part: float

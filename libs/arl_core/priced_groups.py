@@ -56,6 +56,8 @@ class _Option:
 
 def priced_groups(snapshot: Snapshot, *, limit: int, constants: GroupConstants) -> list[Grant]:
     """Grants of one round to actions that need devices; at most `limit`."""
+    if not snapshot.waiting.on_devices():
+        return []
     return _Round(snapshot, constants).plan(limit)
 
 
@@ -76,7 +78,7 @@ class _Round:
     def __init__(self, snapshot: Snapshot, constants: GroupConstants) -> None:
         self._snapshot, self._constants = snapshot, constants
         self._free = FreeGroups(snapshot.pools)
-        buckets = [bucket for bucket in snapshot.waiting.on(None) if bucket.cls.shape is Shape.GROUP]
+        buckets = [bucket for bucket in snapshot.waiting.on_devices() if bucket.key.node is None]
         self._lines = [_Line(bucket) for bucket in buckets]
         self._waiting = sum(map(len, buckets))
         self._wanted: dict[str, int] = {}

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.model import Resizable, Running
+from arl_core.model import ActionClass, Resizable, Running
 
 __all__ = ["RunningIndex", "is_resizable"]
 
 _NOTHING: Mapping[UUID, Running] = {}
 
 
-def is_resizable(running: Running) -> bool:
-    """Whether it may be given other amounts at all."""
-    elastic = running.cls.demand.elastic if running.cls is not None else None
+def is_resizable(cls: ActionClass | None) -> bool:
+    """Whether a running action of this class may be given other amounts at all; none of an unknown class may."""
+    elastic = cls.demand.elastic if cls is not None else None
     return elastic is not None and elastic.resizable is not Resizable.NONE
 
 

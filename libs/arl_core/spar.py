@@ -200,15 +200,16 @@ class _Round:
 
     def _start(self, action: Waiting, curve: Curve) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""
-        demand = action.cls.demand
-        if demand.elastic is None or len(curve.widths) == 1:
-            grant = self._free.take(action, demand.minimum)
-            if grant is None and self._resizing:
-                self._widening.claim(action)
-            return grant
-        if self._resizing and demand.elastic.resizable is not Resizable.NONE:
-            return self._widening.admit(action)
-        return self._start_wide(action)
+        elastic = action.cls.demand.elastic if len(curve.widths) > 1 else None
+        is_resized = self._resizing and elastic is not None and elastic.resizable is not Resizable.NONE
+        if elastic is not None and not is_resized:
+            return self._start_wide(action)
+        grant = self._free.take(action, action.cls.demand.minimum)
+        if grant is None and self._resizing:
+            self._widening.claim(action)
+        elif grant is not None and is_resized:
+            self._widening.admitted(action)
+        return grant
 
     def _start_wide(self, action: Waiting) -> Grant | None:
         """As wide as its price says: where that fits best, or else where most is free."""

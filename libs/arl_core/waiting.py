@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 from uuid import UUID
@@ -48,6 +48,9 @@ class BucketKey(NamedTuple):
 _Entry = tuple[float, UUID, int, Waiting]
 """When it came, its id, how many were added before it, the action."""
 
+_Head = tuple[int, float, UUID, "Bucket", int, float]
+"""Its priority below 0, its place in a walk, its id, its bucket, where in that it is, the bucket's lead."""
+
 
 class Bucket:
     """Actions of one class and priority that may start on the same nodes, in the order in which they came.
@@ -64,6 +67,8 @@ class Bucket:
         self._start = 0
         """Where in the line the first is that waits."""
         self._additions = 0
+        self._head: _Head | None = None
+        """As it was last asked for; None once another is first."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -79,12 +84,31 @@ class Bucket:
 
     def entries(self) -> Iterator[_Entry]:
         """With when each came."""
+        place: int | None = self._start if self._live else None
+        while place is not None:
+            yield self._line[place]
+            place = self.following(place)
+
+    def at(self, place: int) -> _Entry:
+        return self._line[place]
+
+    def following(self, place: int) -> int | None:
+        """The place of the next that waits."""
         line, live = self._line, self._live
-        for at in range(self._start, len(line)):
-            entry = line[at]
+        for following in range(place + 1, len(line)):
+            entry = line[following]
             # An action that left and came back has an older entry at the same place.
             if live.get(entry[1]) == entry[2]:
-                yield entry
+                return following
+        return None
+
+    def head(self, lead_s: float) -> _Head:
+        """Of a bucket in which some wait: the first, for a walk in which it has this lead."""
+        head = self._head
+        if head is None or head[5] != lead_s:
+            came, id, _, _ = self._line[self._start]
+            head = self._head = (-self.key.priority, came + lead_s, id, self, self._start, lead_s)
+        return head
 
     def add(self, action: Waiting) -> None:
         self._additions += 1
@@ -94,16 +118,18 @@ class Bucket:
             line.append(entry)
         else:
             insort(line, entry, lo=self._start)
+            self._head = None
 
     def discard(self, action_id: UUID) -> None:
         self._live.pop(action_id, None)
         line, live, start = self._line, self._live, self._start
         while start < len(line) and live.get(line[start][1]) != line[start][2]:
             start += 1  # `first` is always one that waits
-        self._start = start
+        if start != self._start:
+            self._start, self._head = start, None
         if len(line) > 64 and len(line) > 2 * len(live):
             self._line = [entry for entry in line if live.get(entry[1]) == entry[2]]
-            self._start = 0
+            self._start, self._head = 0, None
 
 
 class Walk:
@@ -112,54 +138,45 @@ class Walk:
     Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n).
     """
 
-    def __init__(self, buckets: Iterable[Bucket], leads_s: Sequence[float] | None = None) -> None:
-        self._buckets = list(buckets)
-        self._leads = leads_s if leads_s is not None else [0.0] * len(self._buckets)
-        self._entries: list[Iterator[_Entry] | None] = [None] * len(self._buckets)
-        self._firsts = [bucket.first for bucket in self._buckets]
-        self._heads = [
-            (-bucket.key.priority, first[0] + lead, first[1], at)
-            for at, (bucket, first, lead) in enumerate(zip(self._buckets, self._firsts, self._leads, strict=True))
-        ]
+    head: Waiting | None
+    """Whose turn it is; None at the end."""
+    came: float
+    """When the head did."""
+    bucket: Bucket
+    """Of the head; the last one at the end."""
+    lead_s: float
+    """Of the head's bucket."""
+
+    def __init__(self, buckets: Iterable[Bucket], leads_s: Iterable[float] | None = None) -> None:
+        if leads_s is None:
+            self._heads = [bucket.head(0.0) for bucket in buckets]
+        else:
+            self._heads = [bucket.head(lead_s) for bucket, lead_s in zip(buckets, leads_s, strict=True)]
         heapify(self._heads)
-
-    @property
-    def head(self) -> Waiting | None:
-        """Whose turn it is; None at the end."""
-        return self._firsts[self._heads[0][3]][3] if self._heads else None
-
-    @property
-    def came(self) -> float:
-        """When the head did."""
-        return self._firsts[self._heads[0][3]][0]
-
-    @property
-    def bucket(self) -> Bucket:
-        """Of the head."""
-        return self._buckets[self._heads[0][3]]
-
-    @property
-    def lead_s(self) -> float:
-        """Of the head's bucket."""
-        return self._leads[self._heads[0][3]]
+        self._look()
 
     def advance(self) -> None:
         """To the next action."""
-        priority, _, _, at = self._heads[0]
-        entries = self._entries[at]
-        if entries is None:
-            entries = self._entries[at] = self._buckets[at].entries()
-            next(entries)
-        following = next(entries, None)
+        priority, _, _, bucket, place, lead_s = self._heads[0]
+        following = bucket.following(place)
         if following is None:
             heappop(self._heads)
         else:
-            self._firsts[at] = following
-            heapreplace(self._heads, (priority, following[0] + self._leads[at], following[1], at))
+            came, id, _, _ = bucket.at(following)
+            heapreplace(self._heads, (priority, came + lead_s, id, bucket, following, lead_s))
+        self._look()
 
     def leave_bucket(self) -> None:
         """Nothing more of the head's bucket in this walk."""
         heappop(self._heads)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._heads:
+            self.head = None
+            return
+        _, _, _, self.bucket, place, self.lead_s = self._heads[0]
+        self.came, _, _, self.head = self.bucket.at(place)
 
 
 class WaitingIndex:
@@ -168,6 +185,7 @@ class WaitingIndex:
     def __init__(self) -> None:
         self._nodes: dict[int | None, dict[BucketKey, Bucket]] = {}
         self._tasks: dict[int, dict[BucketKey, Bucket]] = {}
+        self._on_devices: dict[BucketKey, Bucket] = {}
         self._cores: Counter[int] = Counter()
         self._bucket_of: dict[UUID, Bucket] = {}
 
@@ -190,6 +208,10 @@ class WaitingIndex:
 
     def buckets(self) -> Iterator[Bucket]:
         return (bucket for buckets in self._nodes.values() for bucket in buckets.values())
+
+    def on_devices(self) -> Collection[Bucket]:
+        """Of what needs whole devices."""
+        return self._on_devices.values()
 
     def by_task(self) -> dict[int, Iterable[Bucket]]:
         """Of what does not need whole devices."""
@@ -234,12 +256,15 @@ class WaitingIndex:
             self._hide(bucket)
 
     def _show(self, bucket: Bucket) -> None:
-        if bucket.cls.shape is not Shape.GROUP:
-            self._tasks.setdefault(bucket.key.task, {})[bucket.key] = bucket
-            self._cores[bucket.cls.demand.minimum.get(_CORES, 0)] += 1
+        if bucket.cls.shape is Shape.GROUP:
+            self._on_devices[bucket.key] = bucket
+            return
+        self._tasks.setdefault(bucket.key.task, {})[bucket.key] = bucket
+        self._cores[bucket.cls.demand.minimum.get(_CORES, 0)] += 1
 
     def _hide(self, bucket: Bucket) -> None:
         if bucket.cls.shape is Shape.GROUP:
+            del self._on_devices[bucket.key]
             return
         task, cores = bucket.key.task, bucket.cls.demand.minimum.get(_CORES, 0)
         del self._tasks[task][bucket.key]

@@ -39,14 +39,9 @@ class Widening:
         self._claimable: list[tuple[int, int]] | None = None
         """Milli-cores below 0 and node, as they were at some time of this round: they only become fewer."""
 
-    def admit(self, action: Waiting) -> Grant | None:
-        """At its smallest width; or None, and it has a claim on what others may be shrunk by."""
-        grant = self._free.take(action, action.cls.demand.minimum)
-        if grant is not None:
-            self._admitted[action.id] = action
-        else:
-            self.claim(action)
-        return grant
+    def admitted(self, action: Waiting) -> None:
+        """It starts, at its smallest width so far."""
+        self._admitted[action.id] = action
 
     def claim(self, action: Waiting) -> None:
         """What it needs to start is what others may be shrunk by."""
@@ -161,7 +156,7 @@ class Widening:
         running = [
             each
             for each in self._snapshot.running.on(node).values()
-            if is_resizable(each) and each.changing_to is None and each.started is not None
+            if is_resizable(each.cls) and each.changing_to is None and each.started is not None
         ]
         load = self._loads.of(node, _CORES)
         claimed = units_of(_CORES, max(0, self._claimed.get(node, 0) - self._on_its_way(node)))

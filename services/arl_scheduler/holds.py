@@ -50,11 +50,11 @@ class Holds:
         return bool(self._resizable)
 
     def add(self, hold: Hold) -> None:
-        running = hold.running()
-        self._by_id[hold.fence.action_id] = hold
-        self.running.add(running)
-        if is_resizable(running):
-            self._resizable.add(hold.fence.action_id)
+        action_id = hold.fence.action_id
+        self._by_id[action_id] = hold
+        self.running.add(hold.running())
+        if is_resizable(hold.cls):
+            self._resizable.add(action_id)
         self._count(hold)
 
     def remove(self, action_id: UUID) -> Hold:

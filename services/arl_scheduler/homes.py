@@ -104,6 +104,12 @@ class HomesByNode:
 
     def __init__(self) -> None:
         self._living: Counter[int] = Counter()
+        self._changed: set[int] = set()
+
+    def changed(self) -> set[int]:
+        """Nodes that have more or fewer than when this was last asked."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def on(self, node: int) -> int:
         return self._living[node]
@@ -115,8 +121,10 @@ class HomesByNode:
             return
         if home.counted is not None:
             self._living[home.counted] -= 1
+            self._changed.add(home.counted)
         if node is not None:
             self._living[node] += 1
+            self._changed.add(node)
         home.counted = node
 
 

@@ -99,14 +99,16 @@ class Index:
 
     def granted(self, grants: Iterable[Grant], *, now: float) -> None:
         """These grants are committed."""
+        total, has_pods = self._accounts.total, self._policy.has_pods
         for grant in grants:
-            action = self._queued[grant.fence.action_id]
-            name = self._home_of.get(grant.fence.action_id)
-            pod = self._pod_for(action.trajectory, grant.amounts) if name is None else None
-            self._hold(Hold(grant.fence, action.cls, grant.node, grant.amounts, name, action.task, now, None, pod))
-            share_s = self.curves.share_s(action.cls, grant.amounts, self._accounts.total)
-            self._accounts.granted(action.id, action.task, share_s)
-            self._forget_queued(grant.fence.action_id)
+            fence, node, amounts = grant.fence, grant.node, grant.amounts
+            action = self._queued.pop(fence.action_id)
+            cls, task, name = action.cls, action.task, self._home_of.get(action.id)
+            pod = self._pod_for(action.trajectory, amounts) if has_pods and name is None else None
+            # It was active in its task's share, and stays so.
+            self._hold(Hold(fence, cls, node, amounts, name, task, now, None, pod))
+            self._accounts.granted(action.id, task, self.curves.share_s(cls, amounts, total))
+            self._leave(action.id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
         """Postgres did not take these: they are not queued any more, or about to be settled."""
@@ -286,6 +288,10 @@ class Index:
     def _forget_queued(self, action_id: UUID) -> None:
         if (action := self._queued.pop(action_id, None)) is not None:
             self._accounts.shares.end(action.task)
+        self._leave(action_id)
+
+    def _leave(self, action_id: UUID) -> None:
+        """It waits no longer: its environment's next is looked at."""
         self._waiting.forget(action_id)
         name = self._home_of.pop(action_id, None)
         if name is None or name not in self._homes:
@@ -298,7 +304,6 @@ class Index:
 
     def _hold(self, hold: Hold) -> None:
         self.holds.add(hold)
-        self._accounts.shares.begin(hold.task)
         if hold.pod is not None:
             self._lent[hold.pod] += 1
         if hold.home is None:
@@ -350,6 +355,7 @@ class Index:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
         pod = self._pod_for(trajectory, row.amounts) if name is None else None
         times = (row.granted, row.started)
+        self._accounts.shares.begin(row.queue_id)
         self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.queue_id, *times, pod, row.amounts_seq))
 
     def _learn_environment(self, row: EnvironmentRow) -> None:
