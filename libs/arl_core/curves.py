@@ -54,9 +54,9 @@ class Width:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Curve:
-    """Of one class."""
+    """Of one class. It does not change, but for what was last asked of it."""
 
     resource: str | None
     """`main_resource`."""
@@ -67,6 +67,8 @@ class Curve:
     cores: int
     """Milli-cores at least."""
     by_amount: dict[int, float] = field(repr=False, compare=False)
+    least_share: tuple[Amounts, float] = field(default=({}, 0.0), repr=False, compare=False)
+    """Of the whole, the seconds of it that one takes at its minimum."""
 
 
 def units_of(resource: str | None, amount: int) -> float:
@@ -101,9 +103,6 @@ class Curves:
         """Whoever runs rounds sets it, by the clock that rounds go by."""
         self._known: dict[int, tuple[float, float, Curve]] = {}
         """Until when it counts, when it was made."""
-        self._shares: dict[int, tuple[Curve, float]] = {}
-        self._whole: Amounts = {}
-        """What the shares are parts of."""
 
     def of(self, cls: ActionClass) -> Curve:
         known = self._known.get(cls.key)
@@ -113,9 +112,7 @@ class Curves:
         self._known.pop(cls.key, None)
         self._known[cls.key] = (self.now + KEPT_S, self.now, curve)
         while len(self._known) > CLASSES:
-            key = next(iter(self._known))
-            del self._known[key]
-            self._shares.pop(key, None)
+            del self._known[next(iter(self._known))]
         return curve
 
     def learnt(self, key: int) -> None:
@@ -133,15 +130,13 @@ class Curves:
         return seconds if seconds is not None else self.durations.seconds(cls, amount)
 
     def share_s(self, cls: ActionClass, amounts: Amounts, whole: Amounts) -> float:
-        """How many seconds of all nodes together that is; of a class's own minimum it is known."""
+        """How many seconds of all nodes together that is. Asked of a class's own minimum again, it is known."""
         if amounts is not cls.demand.minimum:
             return own_share(amounts, whole) * self.expected_s(cls, amounts)
-        if whole is not self._whole:
-            self._whole, self._shares = whole, {}
-        curve, known = self.of(cls), self._shares.get(cls.key)
-        if known is None or known[0] is not curve:
-            known = self._shares[cls.key] = (curve, own_share(amounts, whole) * self.expected_s(cls, amounts))
-        return known[1]
+        curve = self.of(cls)
+        if curve.least_share[0] is not whole:
+            curve.least_share = (whole, own_share(amounts, whole) * self.expected_s(cls, amounts))
+        return curve.least_share[1]
 
     def remaining_s(self, running: Running) -> float:
         """What is expected to be left. Who has overrun is taken to need half as long again (Tsafrir et al. 2007)."""

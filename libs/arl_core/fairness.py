@@ -103,7 +103,7 @@ class Shares:
 
     def expect(self, task: int, share_s: float) -> float:
         """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
-        cost = self.cost(task, share_s)
+        cost = share_s / self.part(task)
         self._served = max(self._served, self._virtual.get(task, 0.0))
         self._expected[task] = self._expected.get(task, 0.0) + cost
         return cost
@@ -159,12 +159,10 @@ class FairWalk:
         for task, walk in walks.items():
             if (head := walk.head) is not None:
                 turn = _Turn(walk, debt_s=strictness * shares.virtual_s(task), part=shares.part(task))
-                self._order.append((self._lead_s(walk) + turn.debt_s, head.id, turn))
+                self._order.append((self._place(turn), head.id, turn))
         heapify(self._order)
-
-    @property
-    def head(self) -> Waiting | None:
-        return self._order[0][2].walk.head if self._order else None
+        self.head: Waiting | None = self._order[0][2].walk.head if self._order else None
+        """Whose turn it is; None at the end."""
 
     @property
     def bucket(self) -> Bucket:
@@ -176,24 +174,27 @@ class FairWalk:
         turn = self._order[0][2]
         turn.walk.advance()
         turn.debt_s += self._strictness * (share_s / turn.part)
-        self._replace(turn)
+        self._look(turn)
 
     def leave_bucket(self) -> None:
         """Nothing more of the head's bucket in this walk."""
         turn = self._order[0][2]
         turn.walk.leave_bucket()
-        self._replace(turn)
+        self._look(turn)
 
-    def _replace(self, turn: "_Turn") -> None:
-        """The first of the order, by its task's next head."""
-        if (head := turn.walk.head) is None:
-            heappop(self._order)
+    def _look(self, turn: "_Turn") -> None:
+        """The first of the order has moved on."""
+        order, head = self._order, turn.walk.head
+        if head is None:
+            heappop(order)
         else:
-            heapreplace(self._order, (self._lead_s(turn.walk) + turn.debt_s, head.id, turn))
+            heapreplace(order, (self._place(turn), head.id, turn))
+        self.head = order[0][2].walk.head if order else None
 
-    def _lead_s(self, walk: Walk) -> float:
-        """Nothing for whoever is overdue."""
-        return walk.lead_s if walk.came >= self._overdue_before else 0.0
+    def _place(self, turn: "_Turn") -> float:
+        """Nothing leads that is overdue."""
+        walk = turn.walk
+        return turn.debt_s + walk.lead_s if walk.came >= self._overdue_before else turn.debt_s
 
 
 @dataclass(slots=True)

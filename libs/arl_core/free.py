@@ -86,7 +86,7 @@ class FreeAmounts:
 
     def nodes_for(self, cls: ActionClass, needed: Amounts) -> list[int]:
         """Where so much fits that is new."""
-        levels = self._levels()
+        levels = self.levels()
         enough = levels[bisect_left(levels, (needed.get(_CORES, 0), -1)) :]
         return sorted(node for _, node in enough if self._fits(node, cls, needed))
 
@@ -115,7 +115,7 @@ class FreeAmounts:
         if pinned is not None or action.environment is not None:
             return self.node_for(action, amounts)
         cores = amounts.get(_CORES, 0)
-        enough = takewhile(lambda level: level[0] >= cores, reversed(self._levels()))
+        enough = takewhile(lambda level: level[0] >= cores, reversed(self.levels()))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
 
     def lacking_what_comes_back(self, action: Waiting, *, but: Container[int]) -> list[int]:
@@ -126,7 +126,7 @@ class FreeAmounts:
         pinned = self.node_of(action)
         needed = _needed(action.cls.demand.minimum, pinned)
         stays, comes_back = environment_part(needed), action_part(needed)
-        nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self._levels()))
+        nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self.levels()))
         new_home = action.environment is not None and pinned is None
         found = (
             node
@@ -152,7 +152,7 @@ class FreeAmounts:
 
     def has_cores(self, milli: int) -> bool:
         """Whether any node has so many, for something new or for what lives there."""
-        levels = self._levels()
+        levels = self.levels()
         if levels and levels[-1][0] >= milli:
             return True
         return any(self.free[node].get(_CORES, 0) >= milli for node in self._closed)
@@ -163,7 +163,7 @@ class FreeAmounts:
             return pinned if pool is not None and pool.serving and self._fits(pinned, action.cls, needed) else None
         if action.environment is None:
             place = self._tightest(action.cls, needed)
-            return None if place is None else self._levels()[place][1]
+            return None if place is None else self.levels()[place][1]
         cores = needed.get(_CORES, 0)
         if not self.has_cores(cores):
             return None
@@ -173,9 +173,11 @@ class FreeAmounts:
 
     def _tightest(self, cls: ActionClass, needed: Amounts) -> int | None:
         """The place among `_levels` of the node with fewest cores where so much fits that is new."""
-        levels = self._levels()
+        levels, pools, shape, requires = self.levels(), self.pools, cls.shape, cls.requires
         for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
-            if self._fits(levels[place][1], cls, needed):
+            node = levels[place][1]
+            pool = pools[node]
+            if pool.shape is shape and requires <= pool.enforces and fits(needed, self.free[node]):
                 return place
         return None
 
@@ -184,14 +186,13 @@ class FreeAmounts:
         place = self._tightest(action.cls, amounts)
         if place is None:
             return None
-        levels = self._levels()
-        level = levels[place]
-        node = level[1]
+        levels = self.levels()
+        cores, node = levels[place]
         free, home = self.free[node], self._place_for_homes(node) if self._by_homes is not None else None
         for resource, amount in amounts.items():
             if amount:
                 free[resource] -= amount
-        if free.get(_CORES, 0) != level[0]:
+        if free.get(_CORES, 0) != cores:
             del levels[place]
             insort(levels, (free[_CORES], node), hi=place)
         if self._by_homes is not None and home is not None:
@@ -224,7 +225,8 @@ class FreeAmounts:
         if self._by_homes is not None and place is not None:
             _move(self._by_homes, place, self._place_for_homes(node))
 
-    def _levels(self) -> list[tuple[int, int]]:
+    def levels(self) -> list[tuple[int, int]]:
+        """Free cores and node, fewest first, of those that take something new; it changes as they are spent."""
         if self._by_cores is None:
             self._by_cores = sorted((self.free[node].get(_CORES, 0), node) for node in self._open())
         return self._by_cores

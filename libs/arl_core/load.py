@@ -1,5 +1,6 @@
 """How busy a node is, in units of one resource: what prices and waiting times follow from."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,28 +37,33 @@ class Loads:
         """Capacity of all nodes together."""
         self._open: Amounts | None = None
         """Of those that take something new; None until somebody needs it."""
-        self._started: dict[tuple[int, str | None], int] = {}
-        """Where nobody has asked for the load yet."""
+        self.started: list[tuple[int, str | None]] = []
+        """For each that was waiting and starts: the node, and what it is wide in."""
+        self._counted_off = 0
+        """Of these."""
+        self._unasked: Counter[tuple[int, str | None]] = Counter()
+        """Those counted off where nobody has asked for the load yet."""
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
         self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}
 
     def of(self, node: int, resource: str | None) -> NodeLoad:
+        if self._counted_off < len(self.started):
+            self._count_off()
         key = (node, resource)
         load = self._loads.get(key)
         if load is None:
             load = self._loads[key] = self._load(node, resource)
-            load.waiting -= self._started.pop(key, 0)
+            load.waiting -= self._unasked.pop(key, 0)
         return load
 
-    def started(self, node: int, resource: str | None) -> None:
-        """One that was waiting starts here."""
-        key = (node, resource)
-        load = self._loads.get(key)
-        if load is None:
-            self._started[key] = self._started.get(key, 0) + 1
-        else:
-            load.waiting -= 1
+    def _count_off(self) -> None:
+        for key in self.started[self._counted_off :]:
+            if key in self._loads:
+                self._loads[key].waiting -= 1
+            else:
+                self._unasked[key] += 1
+        self._counted_off = len(self.started)
 
     def backlog_s(self, node: int, resource: str | None, *, enough_s: float) -> float:
         """Until all known work is done, or anything that is no less than `enough_s`."""

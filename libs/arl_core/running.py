@@ -53,15 +53,17 @@ class RunningIndex:
             self._nodes[node] = {}
         self._nodes[node][action_id] = running
         self._node_of[action_id] = node
-        self._count(running, 1)
+        self._stirred.add(node)
+        if running.cls is not None and running.cls.demand.elastic is not None:
+            self._count(running, 1)
 
     def discard(self, action_id: UUID) -> None:
         node = self._node_of.pop(action_id, None)
         if node is not None:
+            self._stirred.add(node)
             self._count(self._nodes[node].pop(action_id), -1)
 
     def _count(self, running: Running, sign: int) -> None:
-        self._stirred.add(running.node)
         elastic = running.cls.demand.elastic if running.cls is not None else None
         if elastic is not None and elastic.resizable is Resizable.ANY:
             beyond = running.amounts.get(elastic.resource, 0) - elastic.amounts[0]

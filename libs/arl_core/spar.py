@@ -113,9 +113,10 @@ class _Round:
         walk = fair_walk(self._snapshot, self._snapshot.waiting.by_task(), self._constants)
         needed = set(self._snapshot.waiting.cores_needed())
         least, all_need_cores = min(needed - {0}, default=0), 0 not in needed
+        curves, levels, total = self._curves, self._free.levels(), self._loads.total
         while (action := walk.head) is not None and len(grants) < self._limit:
-            curve = self._curves.of(action.cls)
-            if curve.cores and not self._has_cores(least):
+            curve = curves.of(action.cls)
+            if curve.cores and not (levels and levels[-1][0] >= least) and not self._has_cores(least):
                 if all_need_cores:
                     break
                 walk.leave_bucket()
@@ -129,8 +130,8 @@ class _Round:
                 walk.leave_bucket()
             else:
                 grants.append(grant)
-                self._loads.started(grant.node, curve.resource)
-                walk.advance(self._share_s(action, grant))
+                self._loads.started.append((grant.node, curve.resource))
+                walk.advance(curves.share_s(action.cls, grant.amounts, total))
         if not self._resizing:
             return Plan(grants=tuple(grants))
         return self._widening.plan(grants)
@@ -145,7 +146,7 @@ class _Round:
         grants += started
         members = members_of(action)
         for member, grant in zip(members, started, strict=True):
-            self._loads.started(grant.node, self._curves.of(member.cls).resource)
+            self._loads.started.append((grant.node, self._curves.of(member.cls).resource))
         walk.advance(sum(map(self._share_s, members, started)))
 
     def _keep_free_for_gang(self, action: Waiting) -> None:

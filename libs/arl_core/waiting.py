@@ -63,7 +63,8 @@ class Bucket:
         self.cls = cls
         self.key = key
         self._live: dict[UUID, int] = {}
-        self._line: list[_Entry] = []
+        self.line: list[_Entry] = []
+        """For walks: with those that wait no longer and are not cleared away."""
         self._start = 0
         """Where in the line the first is that waits."""
         self._additions = 0
@@ -76,7 +77,7 @@ class Bucket:
     @property
     def first(self) -> _Entry:
         """Of a bucket in which some wait: the first, with when it came."""
-        return self._line[self._start]
+        return self.line[self._start]
 
     def __iter__(self) -> Iterator[Waiting]:
         """The bucket must not change while it is walked."""
@@ -86,15 +87,12 @@ class Bucket:
         """With when each came."""
         place: int | None = self._start if self._live else None
         while place is not None:
-            yield self._line[place]
+            yield self.line[place]
             place = self.following(place)
-
-    def at(self, place: int) -> _Entry:
-        return self._line[place]
 
     def following(self, place: int) -> int | None:
         """The place of the next that waits."""
-        line, live = self._line, self._live
+        line, live = self.line, self._live
         for following in range(place + 1, len(line)):
             entry = line[following]
             # An action that left and came back has an older entry at the same place.
@@ -106,14 +104,14 @@ class Bucket:
         """Of a bucket in which some wait: the first, for a walk in which it has this lead."""
         head = self._head
         if head is None or head[5] != lead_s:
-            came, id, _, _ = self._line[self._start]
+            came, id, _, _ = self.line[self._start]
             head = self._head = (-self.key.priority, came + lead_s, id, self, self._start, lead_s)
         return head
 
     def add(self, action: Waiting) -> None:
         self._additions += 1
         self._live[action.id] = self._additions
-        entry, line = (came(action), action.id, self._additions, action), self._line
+        entry, line = (came(action), action.id, self._additions, action), self.line
         if not line or entry > line[-1]:
             line.append(entry)
         else:
@@ -122,13 +120,13 @@ class Bucket:
 
     def discard(self, action_id: UUID) -> None:
         self._live.pop(action_id, None)
-        line, live, start = self._line, self._live, self._start
+        line, live, start = self.line, self._live, self._start
         while start < len(line) and live.get(line[start][1]) != line[start][2]:
             start += 1  # `first` is always one that waits
         if start != self._start:
             self._start, self._head = start, None
         if len(line) > 64 and len(line) > 2 * len(live):
-            self._line = [entry for entry in line if live.get(entry[1]) == entry[2]]
+            self.line = [entry for entry in line if live.get(entry[1]) == entry[2]]
             self._start, self._head = 0, None
 
 
@@ -157,13 +155,14 @@ class Walk:
 
     def advance(self) -> None:
         """To the next action."""
-        priority, _, _, bucket, place, lead_s = self._heads[0]
+        heads = self._heads
+        priority, _, _, bucket, place, lead_s = heads[0]
         following = bucket.following(place)
         if following is None:
-            heappop(self._heads)
+            heappop(heads)
         else:
-            came, id, _, _ = bucket.at(following)
-            heapreplace(self._heads, (priority, came + lead_s, id, bucket, following, lead_s))
+            came, id, _, _ = bucket.line[following]
+            heapreplace(heads, (priority, came + lead_s, id, bucket, following, lead_s))
         self._look()
 
     def leave_bucket(self) -> None:
@@ -176,7 +175,7 @@ class Walk:
             self.head = None
             return
         _, _, _, self.bucket, place, self.lead_s = self._heads[0]
-        self.came, _, _, self.head = self.bucket.at(place)
+        self.came, _, _, self.head = self.bucket.line[place]
 
 
 class WaitingIndex:

@@ -39,8 +39,11 @@ class Offers:
 
     def forget(self, action_id: UUID) -> None:
         """It left the queue."""
+        if not self._gang_of:
+            self.waiting.discard(action_id)
+            return
         self.discard(action_id)
-        if self._gang_of and (gang := self._gang_of.pop(action_id, None)) is not None:
+        if (gang := self._gang_of.pop(action_id, None)) is not None:
             action = gang.members.pop(action_id)
             if not gang.members and action.gang is not None:
                 del self._gangs[action.gang.id]
@@ -61,7 +64,7 @@ class Offers:
 
     def discard(self, action_id: UUID) -> None:
         """It is no candidate, though it may wait."""
-        gang = self._gang_of.get(action_id) if self._gang_of else None
+        gang = self._gang_of.get(action_id)
         if gang is None:
             self.waiting.discard(action_id)
             return

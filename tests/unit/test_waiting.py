@@ -83,7 +83,7 @@ def test_many_discards_do_not_keep_the_memory() -> None:
     for number in range(1, 1001):
         bucket.add(an_action(number, cls=cls))
         bucket.discard(numbered(number))
-    assert len(bucket._line) < 200
+    assert len(bucket.line) < 200
 
 
 def test_adding_an_action_again_replaces_it() -> None:
