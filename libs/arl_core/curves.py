@@ -3,8 +3,9 @@
 «Units» are cores or devices, whatever the resource counts in; times are seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Protocol
 
 from arl_core.fairness import own_share
@@ -103,24 +104,42 @@ class Curves:
         """Whoever runs rounds sets it, by the clock that rounds go by."""
         self._known: dict[int, tuple[float, float, Curve]] = {}
         """Until when it counts, when it was made."""
+        self._due: list[tuple[float, int]] = []
+        """A heap of when a class's curve counts no longer, or did not before something was learnt."""
+        self._bases: dict[Hashable, object] = {}
 
     def of(self, cls: ActionClass) -> Curve:
         known = self._known.get(cls.key)
         if known is not None and self.now < known[0]:
             return known[2]
         curve = _curve(cls, self.durations)
-        self._known.pop(cls.key, None)
+        if self._known.pop(cls.key, None) is not None:
+            self._bases.clear()
         self._known[cls.key] = (self.now + KEPT_S, self.now, curve)
+        heappush(self._due, (self.now + KEPT_S, cls.key))
         while len(self._known) > CLASSES:
             del self._known[next(iter(self._known))]
+            self._bases.clear()
         return curve
+
+    def basis(self, use: Hashable) -> object:
+        """The same object for one use while no curve has become another: what was made of them holds as long."""
+        while self._due and self._due[0][0] <= self.now:
+            key = heappop(self._due)[1]
+            known = self._known.get(key)
+            if known is not None and known[0] <= self.now:
+                del self._known[key]
+                self._bases.clear()
+        return self._bases.setdefault(use, object())
 
     def learnt(self, key: int) -> None:
         """Of the class with this key, durations may be others now."""
         known = self._known.get(key)
         if known is not None:
-            _, made, curve = known
-            self._known[key] = (made + FRESH_S, made, curve)
+            until, made, curve = known
+            if until > made + FRESH_S:
+                self._known[key] = (made + FRESH_S, made, curve)
+                heappush(self._due, (made + FRESH_S, key))
 
     def expected_s(self, cls: ActionClass, amounts: Amounts) -> float:
         """How long an action of this class takes with these amounts, from its start to its end."""

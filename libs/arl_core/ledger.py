@@ -20,16 +20,21 @@ class Ledger:
 
     def __init__(self) -> None:
         self._capacity: dict[int, dict[str, int]] = {}
-        self._held: dict[int, dict[str, int]] = {}
         self._free: dict[int, dict[str, int]] = {}
         """Capacity less what is held, of the resources that a node has."""
         self._holds: dict[Hashable, tuple[int, Amounts]] = {}
         """The node and what is held there."""
 
     def set_capacity(self, node: int, capacity: Amounts) -> None:
-        held = self._held.setdefault(node, {})
-        self._capacity[node] = dict(capacity)
-        self._free[node] = {resource: total - held.get(resource, 0) for resource, total in capacity.items()}
+        """Looks through all holds where it is another than before."""
+        if self._capacity.get(node) == capacity:
+            return
+        self._capacity[node], free = dict(capacity), dict(capacity)
+        for held_on, amounts in self._holds.values():
+            for resource, amount in amounts.items() if held_on == node else ():
+                if resource in free:
+                    free[resource] -= amount
+        self._free[node] = free
 
     def capacity(self, node: int) -> Amounts:
         return dict(self._capacity.get(node, {}))
@@ -50,9 +55,8 @@ class Ledger:
         if holder in self._holds:
             self.release(holder)
         self._holds[holder] = (node, amounts)
-        held, free = self._held.setdefault(node, {}), self._free.get(node, {})
+        free = self._free.get(node, {})
         for resource, amount in amounts.items():
-            held[resource] = held.get(resource, 0) + amount
             if resource in free:
                 free[resource] -= amount
 
@@ -62,9 +66,8 @@ class Ledger:
         if hold is None:
             return False
         node, amounts = hold
-        held, free = self._held[node], self._free.get(node, {})
+        free = self._free.get(node, {})
         for resource, amount in amounts.items():
-            held[resource] -= amount
             if resource in free:
                 free[resource] += amount
         return True

@@ -81,11 +81,12 @@ class Spar:
 
 def fair_walk(snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constants: SparConstants) -> FairWalk:
     """The actions of these buckets, by task, in the order in which a round looks at them."""
-    limit_s, per_unit_s, curves = constants.lead_limit_s, constants.lead_per_unit_s, snapshot.curves
-    walks = {
-        task: Walk(own, [min(limit_s, per_unit_s * curves.of(bucket.cls).area_s) for bucket in own])
-        for task, own in tasks.items()
-    }
+    curves, basis = snapshot.curves, snapshot.curves.basis(constants)
+    for own in tasks.values():
+        for bucket in own:
+            if bucket.led_by is not basis:
+                bucket.led_by, bucket.lead_s = basis, constants.lead_s(curves.of(bucket.cls).area_s)
+    walks = {task: Walk(own, [bucket.lead_s for bucket in own]) for task, own in tasks.items()}
     overdue_before = snapshot.now - constants.lead_limit_s
     return FairWalk(walks, snapshot.shares, strictness=constants.strictness, overdue_before=overdue_before)
 

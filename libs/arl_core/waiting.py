@@ -70,6 +70,9 @@ class Bucket:
         self._additions = 0
         self._head: _Head | None = None
         """As it was last asked for; None once another is first."""
+        self.lead_s = 0.0
+        """For whoever makes walks, with what that followed from."""
+        self.led_by: object = None
 
     def __len__(self) -> int:
         return len(self._live)

@@ -68,16 +68,16 @@ class Widening:
 
     def plan(self, grants: Sequence[Grant]) -> Plan:
         """The same grants, some of them wider, and resizes of what runs."""
-        starting: dict[int, list[Grant]] = {}
-        for grant in grants:
-            if grant.fence.action_id in self._admitted:
-                starting.setdefault(grant.node, []).append(grant)
+        admitted = [grant for grant in grants if grant.fence.action_id in self._admitted]
+        changing = sorted(self._can_change({grant.node for grant in admitted}))
+        starting: dict[int, list[Grant]] = {node: [] for node in changing}
+        for grant in admitted if changing else ():
+            if grant.node in starting:
+                starting[grant.node].append(grant)
         wider: dict[UUID, Grant] = {}
         resizes: list[Resize] = []
-        for node in sorted(starting.keys() | self._claimed.keys() | self._snapshot.running.stirred):
-            if not self._can_change(node):
-                continue
-            for change in self._on_node(node, starting.get(node, ())):
+        for node in changing:
+            for change in self._on_node(node, starting[node]):
                 if isinstance(change, Grant):
                     wider[change.fence.action_id] = change
                 else:
@@ -88,10 +88,11 @@ class Widening:
             watched=frozenset(self._claimed | self._kept),
         )
 
-    def _can_change(self, node: int) -> bool:
-        """Whether anything is free or could be given up."""
-        free = self._free.free.get(node)
-        return free is not None and (free.get(_CORES, 0) > 0 or self._snapshot.running.spare(node) > 0)
+    def _can_change(self, starting: Iterable[int]) -> list[int]:
+        """Where somebody starts, claims something or has moved, and anything is free or could be given up."""
+        free, spare = self._free.free, self._snapshot.running.spare
+        nodes = (self._snapshot.running.stirred | self._claimed.keys()).union(starting)
+        return [node for node in nodes if node in free and (free[node].get(_CORES, 0) > 0 or spare(node) > 0)]
 
     def has_claimable(self, milli: int) -> bool:
         """Whether there is a node where so many could be had if others shrank."""
