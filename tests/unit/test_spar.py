@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import Curves
+from arl_core.curves import FRESH_S, Curves
 from arl_core.elasticity import Amdahl
 from arl_core.fairness import QueueWeight, Shares
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Demand, Elastic, Grant, Plan, Pool, Resizable, Running, Shape, Waiting
 from arl_core.snapshot import Snapshot
 from arl_core.spar import Spar, SparConstants
+from arl_core.waiting import WaitingIndex
 from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0
@@ -299,3 +300,48 @@ def test_a_round_is_bounded() -> None:
     queued = [an_action(number, cls=fixed(1)) for number in range(1, 101)]
     plan = Spar(limit=10, constants=SparConstants()).plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=100_000)]))
     assert len(plan.grants) == 10
+
+
+class Learning(Known):
+    def learn(self, key: int, seconds: float) -> None:
+        self._seconds[key] = seconds
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 1)), min_size=2, max_size=6),
+            st.lists(st.integers(0, 60), max_size=3),
+            st.dictionaries(st.integers(0, 3), st.sampled_from((0.5, 5.0, 50.0)), max_size=2),
+        ),
+        min_size=2,
+        max_size=8,
+    ),
+    st.booleans(),
+)
+def test_what_is_kept_from_one_round_to_the_next_decides_nothing(
+    rounds: list[tuple[list[tuple[int, int, int]], list[int], dict[int, float]]], resizing: bool
+) -> None:
+    """The oracle is a round in which everything is made anew."""
+    classes = [fixed(0), fixed(1, cores=2), elastic(2, most=4), elastic(3, most=4, resizable=Resizable.ANY)]
+    policy, pools = Spar(resizing=resizing), [a_pool(cpu_milli=2000)]
+    durations, kept, there = Learning(), WaitingIndex(), dict[int, Waiting]()
+    curves = Curves(durations)
+    for at, (came, left, learnt) in enumerate(rounds):
+        for key, seconds in learnt.items():
+            durations.learn(key, seconds)
+            curves.learnt(key)
+        curves.now = now = NOW + at * 2 * FRESH_S
+        for key, earlier_s, priority in came:
+            action = an_action(len(there) + 1, cls=classes[key], submitted=now - earlier_s, priority=priority)
+            there[action.id.int] = action
+            kept.add(action)
+        for number in left:
+            kept.discard(numbered(number))
+        anew = a_snapshot(queued=list(kept.in_order()), pools=pools)
+        anew = replace(anew, now=now, curves=Curves(durations))
+        plan = policy.plan(replace(anew, waiting=kept, curves=curves))
+        assert plan == policy.plan(anew)
+        for grant in plan.grants:
+            kept.discard(grant.fence.action_id)
