@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import count
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -311,7 +313,7 @@ class Learning(Known):
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 1)), min_size=2, max_size=6),
+            st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 1)), min_size=2, max_size=6),
             st.lists(st.integers(0, 60), max_size=3),
             st.dictionaries(st.integers(0, 3), st.sampled_from((0.5, 5.0, 50.0)), max_size=2),
         ),
@@ -326,22 +328,22 @@ def test_what_is_kept_from_one_round_to_the_next_decides_nothing(
     """The oracle is a round in which everything is made anew."""
     classes = [fixed(0), fixed(1, cores=2), elastic(2, most=4), elastic(3, most=4, resizable=Resizable.ANY)]
     policy, pools = Spar(resizing=resizing), [a_pool(cpu_milli=2000)]
-    durations, kept, there = Learning(), WaitingIndex(), dict[int, Waiting]()
+    durations, kept, there = Learning(), WaitingIndex(), dict[UUID, Waiting]()
     curves = Curves(durations)
+    numbers = count(1)
     for at, (came, left, learnt) in enumerate(rounds):
         for key, seconds in learnt.items():
             durations.learn(key, seconds)
             curves.learnt(key)
         curves.now = now = NOW + at * 2 * FRESH_S
         for key, earlier_s, priority in came:
-            action = an_action(len(there) + 1, cls=classes[key], submitted=now - earlier_s, priority=priority)
-            there[action.id.int] = action
+            action = an_action(next(numbers), cls=classes[key], submitted=now - earlier_s, priority=priority)
+            there[action.id] = action
             kept.add(action)
-        for number in left:
-            kept.discard(numbered(number))
-        anew = a_snapshot(queued=list(kept.in_order()), pools=pools)
-        anew = replace(anew, now=now, curves=Curves(durations))
-        plan = policy.plan(replace(anew, waiting=kept, curves=curves))
-        assert plan == policy.plan(anew)
-        for grant in plan.grants:
-            kept.discard(grant.fence.action_id)
+        snapshot = a_snapshot(queued=list(there.values()), pools=pools)
+        snapshot = replace(snapshot, now=now, curves=Curves(durations))
+        plan = policy.plan(replace(snapshot, waiting=kept, curves=curves))
+        assert plan == policy.plan(snapshot)
+        for id in [grant.fence.action_id for grant in plan.grants] + [numbered(number) for number in left]:
+            there.pop(id, None)
+            kept.discard(id)
