@@ -1,27 +1,31 @@
 """Routes between services: one pydantic body in, one or nothing out.
 
-They are plain Starlette routes of the service's app, so that its middleware and its problems hold for them too;
-FastAPI's resolving of dependencies and answers would be half of what a hop costs.
+They are routes of the service's app, so that its envelope and its problems hold for them too, but a request finds them
+by its path before the framework looks for a route: what lies between would be half of what a hop costs.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from arl_kit.app import validation_failed
 from arl_kit.settings import ServiceSettings
 from arl_kit.streamed import ReadToEnd
 from arl_wire.errors import Unauthenticated
 
-__all__ = ["Hops", "unless_gone"]
+__all__ = ["Hops", "mount", "unless_gone"]
 
 Body = TypeVar("Body", bound=BaseModel)
 Answer = TypeVar("Answer")
+Serve = Callable[[Request], Awaitable[Response]]
 
 
 class Hops:
@@ -31,6 +35,8 @@ class Hops:
         self._settings = settings
         self._callers = frozenset(callers)
         self.routes: list[Route] = []
+        self.serving: dict[str, Serve] = {}
+        """By path, of those whose body is read at once."""
 
     def add(
         self,
@@ -60,6 +66,7 @@ class Hops:
 
         route = Route(path, serve, methods=["POST"])
         self.routes.append(route)
+        self.serving[path] = serve
 
     def add_stream(self, path: str, serve: Callable[[Request], Awaitable[Response]]) -> None:
         """`POST path` with a body, and an answer, that are too long to be held."""
@@ -78,6 +85,44 @@ class Hops:
         caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
         if caller not in self._callers:
             raise Unauthenticated("this route is for other services of this installation")
+
+
+def mount(app: FastAPI, *hops: Hops) -> None:
+    """Make them the app's. Whoever asks with another method is answered by the framework."""
+    serving: dict[str, Serve] = {}
+    for each in hops:
+        app.router.routes.extend(each.routes)
+        serving |= each.serving
+    # The last is the innermost: what the app wraps around its routes is around these.
+    app.user_middleware.append(Middleware(_Shortcut, serving=serving, handlers=app.exception_handlers))
+
+
+class _Shortcut:
+    def __init__(self, app: ASGIApp, serving: Mapping[str, Serve], handlers: Mapping[Any, Any]) -> None:
+        self._app = app
+        self._serving = serving
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        serve = self._serving.get(scope["path"]) if is_post else None
+        if serve is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await serve(request)
+        except Exception as error:  # noqa: BLE001 - what has no answer of its own is raised again
+            response = await self._answer_to(request, error)
+        await response(scope, receive, send)
+
+    async def _answer_to(self, request: Request, error: Exception) -> Response:
+        """Raises what the outermost handler answers, as the framework does."""
+        for cls in type(error).__mro__:
+            if cls in self._handlers and cls is not Exception:
+                response: Response = await self._handlers[cls](request, error)
+                return response
+        raise error
 
 
 async def unless_gone(request: Request, answering: Awaitable[Answer]) -> Answer:

@@ -26,6 +26,8 @@ class Metrics:
         self._on_scrape: list[OnScrape] = []
         route = ("method", "route", "status")
         self._requests = self.counter("http_requests", "Requests answered, by route template", *route)
+        self._answers: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        """Where answers of each kind are counted; to look their labels up takes longer than to count them."""
         self._durations = self.histogram("http_request_duration_seconds", "Until the last byte", SECONDS, *route[:2])
 
     def describe_process(self, *, service: str, version: str) -> None:
@@ -64,9 +66,12 @@ class Metrics:
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """One HTTP request; `route` is its template, never its path."""
-        known = method if method in _METHODS else "other"
-        self._requests.labels(known, route, str(status)).inc()
-        self._durations.labels(known, route).observe(seconds)
+        key = (method if method in _METHODS else "other", route, status)
+        if key not in self._answers:
+            self._answers[key] = (self._requests.labels(*map(str, key)), self._durations.labels(*key[:2]))
+        requests, durations = self._answers[key]
+        requests.inc()
+        durations.observe(seconds)
 
     async def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -11,7 +11,7 @@ from arl_admission.routes import add_hops
 from arl_admission.service import Admission
 from arl_admission.settings import AdmissionSettings
 from arl_kit.app import create_app, metrics_of
-from arl_kit.hops import Hops
+from arl_kit.hops import Hops, mount
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
 
@@ -54,5 +54,5 @@ def build(settings: AdmissionSettings) -> FastAPI:
     )
     hops = Hops(settings, "gateway")
     add_hops(hops, admission)
-    app.router.routes.extend(hops.routes)
+    mount(app, hops)
     return app

@@ -14,7 +14,7 @@ from arl_cpu.settings import CpuSettings
 from arl_cpu.simulated import SimulatedExecutor
 from arl_cpu.transfer_routes import WORK, add_transfers
 from arl_kit.app import create_app, metrics_of
-from arl_kit.hops import Hops
+from arl_kit.hops import Hops, mount
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
@@ -60,7 +60,7 @@ def build(settings: CpuSettings) -> FastAPI:
     live_hops = Hops(settings, "gateway")
     add_live_hops(live_hops, live)
     add_transfers(transfers, manager.transfers, manager.snapshots)
-    app.router.routes.extend([*hops.routes, *live_hops.routes, *transfers.routes])
+    mount(app, hops, live_hops, transfers)
     app.state.drain = live.drain
     return app
 

@@ -15,7 +15,7 @@ from arl_gpu.settings import GpuSettings
 from arl_gpu.worker import Config
 from arl_gpu.worker_client import Worker
 from arl_kit.app import create_app, metrics_of
-from arl_kit.hops import Hops
+from arl_kit.hops import Hops, mount
 from arl_kit.peers import Peers
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
@@ -63,7 +63,7 @@ def build(settings: GpuSettings) -> FastAPI:
     )
     hops = Hops(settings, "scheduler")
     add_hops(hops, manager)
-    app.router.routes.extend(hops.routes)
+    mount(app, hops)
     return app
 
 

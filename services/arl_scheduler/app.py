@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from arl_core.plan import Policy
 from arl_core.policies import policy_of
 from arl_kit.app import VERSION, create_app, metrics_of
-from arl_kit.hops import Hops
+from arl_kit.hops import Hops, mount
 from arl_kit.otlp import Collector, OtlpSettings, Sampler
 from arl_kit.peers import Peers
 from arl_scheduler.explaining import Explaining
@@ -67,7 +67,7 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     add_hops(hops, rounds.mailbox)
     questions = Hops(settings, "gateway")
     add_questions(questions, Explaining(rounds, policy), Planning(rounds, _policy(settings, limit=ROUND)))
-    app.router.routes.extend([*hops.routes, *questions.routes])
+    mount(app, hops, questions)
     return app
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from arl_kit.app import create_app
-from arl_kit.hops import Hops
+from arl_kit.hops import Hops, mount
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_kit.settings import ServiceSettings
@@ -39,7 +39,7 @@ def refusing(answered: threading.Event) -> Iterator[str]:
 
     hops.add_stream("/internal/work", serve)
     app = create_app(title="t", lifespan=lifespan, ready=ready, max_body_bytes=16 << 20, metrics=Metrics())
-    app.router.routes.extend(hops.routes)
+    mount(app, hops)
 
     async def telling(scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:

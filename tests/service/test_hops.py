@@ -1,0 +1,94 @@
+"""The short way to hops answers as the framework's would."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from arl_kit.app import create_app
+from arl_kit.hops import Hops, mount
+from arl_kit.metrics import Metrics
+from arl_kit.settings import ServiceSettings
+from arl_wire.errors import Conflict
+
+TOKEN = "a" * 32
+
+
+class Asked(BaseModel):
+    number: int
+
+
+class Told(BaseModel):
+    twice: int
+
+
+async def _answer(asked: Asked) -> Told | None:
+    if asked.number == 0:
+        raise Conflict("0 is taken")
+    if asked.number < 0:
+        raise KeyError(asked.number)
+    return Told(twice=2 * asked.number) if asked.number < 10 else None
+
+
+async def _ready() -> str | None:
+    return None
+
+
+@asynccontextmanager
+async def _nothing(app: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.fixture
+async def caller() -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(title="test", lifespan=_nothing, ready=_ready, max_body_bytes=100, metrics=Metrics())
+    settings = ServiceSettings(
+        port=1,
+        database_url="postgresql://nowhere",
+        service_token=TOKEN,
+        accept={"cpu": sha256(TOKEN.encode()).hexdigest()},
+    )
+    hops = Hops(settings, "cpu")
+    hops.add("/internal/double", Asked, _answer)
+    mount(app, hops)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        yield client
+
+
+async def test_a_hop_answers_with_a_body_or_with_none(caller: httpx.AsyncClient) -> None:
+    answered = await caller.post("/internal/double", json={"number": 4})
+    nothing = await caller.post("/internal/double", json={"number": 10})
+    assert (answered.status_code, answered.json()) == (200, {"twice": 8})
+    assert (nothing.status_code, nothing.content) == (204, b"")
+    assert "traceparent" in nothing.headers
+
+
+async def test_what_goes_wrong_is_a_problem_with_its_code(caller: httpx.AsyncClient) -> None:
+    asked: list[tuple[object, int, str]] = [
+        ({"number": "x"}, 422, "validation_failed"),
+        ({"number": 0}, 409, "conflict"),
+        ({"number": -1}, 500, "internal"),
+        ({"number": 1, "more": "x" * 100}, 413, "too_large"),
+    ]
+    for body, status, code in asked:
+        answered = await caller.post("/internal/double", json=body)
+        assert (answered.status_code, answered.json()["code"]) == (status, code)
+    stranger = await caller.post("/internal/double", json={"number": 1}, headers={"authorization": "Bearer no"})
+    assert (stranger.status_code, stranger.json()["code"]) == (401, "unauthenticated")
+    got = await caller.get("/internal/double")
+    assert (got.status_code, got.headers["allow"]) == (405, "POST")
+
+
+async def test_hops_are_counted_by_their_route(caller: httpx.AsyncClient) -> None:
+    for number in (1, 2, 0):
+        await caller.post("/internal/double", json={"number": number})
+    shown = (await caller.get("/metrics")).text
+    assert 'tangram_http_requests_total{method="POST",route="/internal/double",status="200"} 2.0' in shown
+    assert 'tangram_http_requests_total{method="POST",route="/internal/double",status="409"} 1.0' in shown
+    assert 'tangram_http_request_duration_seconds_count{method="POST",route="/internal/double"} 3.0' in shown
