@@ -31,6 +31,10 @@ class RefillingLedger(Ledger):
     def free(self, node: int) -> dict[str, int]:
         return super().free(node) | {name: bucket.free(self.now) for name, bucket in self._of(node).items()}
 
+    def left(self, node: int) -> Amounts:
+        """As it is now: what refills does not go on changing."""
+        return self.free(node)
+
     def refilled_at(self, node: int, amounts: Amounts) -> float:
         """When rates alone would let these amounts be taken."""
         buckets = self._of(node)

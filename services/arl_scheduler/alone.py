@@ -83,6 +83,7 @@ def _rounds(index: Index, numbers: "_Numbers", sizes: Sizes, found: Measured) ->
                 index.holds.started(hold, hold.started or now)
         over = [running.pop(random.randrange(len(running))) for _ in range(min(FREED_AT_ONCE, len(running)))]
         index.freed(grant.fence for grant in over)
+        index.holds.released()  # as the leader does, which learns from them
         index.admit(numbers.take(len(over)))
         now += 0.01
         began = time.process_time()
