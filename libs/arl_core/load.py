@@ -144,5 +144,5 @@ def _classes(bucket: Bucket) -> Iterable[tuple[ActionClass, int]]:
     """Of what waits in it, and how many of each; a gang's members are of several."""
     if bucket.key.gang is None:
         return [(bucket.cls, len(bucket))]
-    head = bucket.first[3]
+    head = bucket.first
     return [(member.cls, 1) for member in (head, *head.together)]

@@ -3,6 +3,7 @@
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 from uuid import UUID
@@ -45,8 +46,16 @@ class BucketKey(NamedTuple):
     """Of one that stands for others, itself: a gang is alone in its bucket."""
 
 
-_Entry = tuple[float, UUID, int, Waiting]
-"""When it came, its id, how many were added before it, the action."""
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An action's place in its bucket."""
+
+    came: float
+    id: UUID
+    bucket: "Bucket"
+    action: Waiting | None
+    """None once it waits no longer; it is cleared away later."""
+
 
 _Head = tuple[int, float, UUID, "Bucket", int, float]
 """Its priority below 0, its place in a walk, its id, its bucket, where in that it is, the bucket's lead."""
@@ -62,12 +71,11 @@ class Bucket:
     def __init__(self, cls: ActionClass, key: BucketKey) -> None:
         self.cls = cls
         self.key = key
-        self._live: dict[UUID, int] = {}
-        self.line: list[_Entry] = []
+        self.line: list[Entry] = []
         """For walks: with those that wait no longer and are not cleared away."""
+        self._waiting = 0
         self._start = 0
         """Where in the line the first is that waits."""
-        self._additions = 0
         self._head: _Head | None = None
         """As it was last asked for; None once another is first."""
         self.lead_s = 0.0
@@ -75,31 +83,23 @@ class Bucket:
         self.led_by: object = None
 
     def __len__(self) -> int:
-        return len(self._live)
+        return self._waiting
 
     @property
-    def first(self) -> _Entry:
-        """Of a bucket in which some wait: the first, with when it came."""
-        return self.line[self._start]
+    def first(self) -> Waiting:
+        """Of a bucket in which some wait."""
+        return next(iter(self))
 
     def __iter__(self) -> Iterator[Waiting]:
         """The bucket must not change while it is walked."""
-        return (entry[3] for entry in self.entries())
-
-    def entries(self) -> Iterator[_Entry]:
-        """With when each came."""
-        place: int | None = self._start if self._live else None
-        while place is not None:
-            yield self.line[place]
-            place = self.following(place)
+        line = self.line
+        return (entry.action for place in range(self._start, len(line)) if (entry := line[place]).action is not None)
 
     def following(self, place: int) -> int | None:
         """The place of the next that waits."""
-        line, live = self.line, self._live
+        line = self.line
         for following in range(place + 1, len(line)):
-            entry = line[following]
-            # An action that left and came back has an older entry at the same place.
-            if live.get(entry[1]) == entry[2]:
+            if line[following].action is not None:
                 return following
         return None
 
@@ -107,30 +107,36 @@ class Bucket:
         """Of a bucket in which some wait: the first, for a walk in which it has this lead."""
         head = self._head
         if head is None or head[5] != lead_s:
-            came, id, _, _ = self.line[self._start]
-            head = self._head = (-self.key.priority, came + lead_s, id, self, self._start, lead_s)
+            first = self.line[self._start]
+            head = self._head = (-self.key.priority, first.came + lead_s, first.id, self, self._start, lead_s)
         return head
 
-    def add(self, action: Waiting) -> None:
-        self._additions += 1
-        self._live[action.id] = self._additions
-        entry, line = (came(action), action.id, self._additions, action), self.line
-        if not line or entry > line[-1]:
+    def add(self, action: Waiting) -> Entry:
+        entry, line = Entry(came(action), action.id, self, action), self.line
+        if not line or _order(entry) > _order(line[-1]):
             line.append(entry)
         else:
-            insort(line, entry, lo=self._start)
+            insort(line, entry, lo=self._start, key=_order)
             self._head = None
+        self._waiting += 1
+        return entry
 
-    def discard(self, action_id: UUID) -> None:
-        self._live.pop(action_id, None)
-        line, live, start = self.line, self._live, self._start
-        while start < len(line) and live.get(line[start][1]) != line[start][2]:
-            start += 1  # `first` is always one that waits
+    def discard(self, entry: Entry) -> None:
+        """One of its own, once."""
+        entry.action = None
+        self._waiting -= 1
+        line, start = self.line, self._start
+        while start < len(line) and line[start].action is None:
+            start += 1  # the head is always one that waits
         if start != self._start:
             self._start, self._head = start, None
-        if len(line) > 64 and len(line) > 2 * len(live):
-            self.line = [entry for entry in line if live.get(entry[1]) == entry[2]]
+        if not self._waiting or (len(line) > 64 and len(line) > 2 * self._waiting):
+            self.line = [entry for entry in line if entry.action is not None]
             self._start, self._head = 0, None
+
+
+def _order(entry: Entry) -> tuple[float, UUID]:
+    return (entry.came, entry.id)
 
 
 class Walk:
@@ -164,8 +170,8 @@ class Walk:
         if following is None:
             heappop(heads)
         else:
-            came, id, _, _ = bucket.line[following]
-            heapreplace(heads, (priority, came + lead_s, id, bucket, following, lead_s))
+            entry = bucket.line[following]
+            heapreplace(heads, (priority, entry.came + lead_s, entry.id, bucket, following, lead_s))
         self._look()
 
     def leave_bucket(self) -> None:
@@ -178,7 +184,8 @@ class Walk:
             self.head = None
             return
         _, _, _, self.bucket, place, self.lead_s = self._heads[0]
-        self.came, _, _, self.head = self.bucket.line[place]
+        entry = self.bucket.line[place]
+        self.came, self.head = entry.came, entry.action
 
 
 class WaitingIndex:
@@ -189,16 +196,17 @@ class WaitingIndex:
         self._tasks: dict[int, dict[BucketKey, Bucket]] = {}
         self._on_devices: dict[BucketKey, Bucket] = {}
         self._cores: Counter[int] = Counter()
-        self._bucket_of: dict[UUID, Bucket] = {}
+        self._entries: dict[UUID, Entry] = {}
 
     def __len__(self) -> int:
-        return len(self._bucket_of)
+        return len(self._entries)
 
     def __contains__(self, action_id: UUID) -> bool:
-        return action_id in self._bucket_of
+        return action_id in self._entries
 
     def bucket_of(self, action_id: UUID) -> Bucket | None:
-        return self._bucket_of.get(action_id)
+        entry = self._entries.get(action_id)
+        return entry.bucket if entry is not None else None
 
     def nodes(self) -> Iterator[int | None]:
         """On which some wait to start, as their environments live there; None if some may go anywhere."""
@@ -242,14 +250,14 @@ class WaitingIndex:
         if bucket is None:
             bucket = buckets[key] = Bucket(action.cls, key)
             self._show(bucket)
-        bucket.add(action)
-        self._bucket_of[action.id] = bucket
+        self._entries[action.id] = bucket.add(action)
 
     def discard(self, action_id: UUID) -> None:
-        bucket = self._bucket_of.pop(action_id, None)
-        if bucket is None:
+        entry = self._entries.pop(action_id, None)
+        if entry is None:
             return
-        bucket.discard(action_id)
+        bucket = entry.bucket
+        bucket.discard(entry)
         if not bucket:
             node = bucket.key.node
             del self._nodes[node][bucket.key]

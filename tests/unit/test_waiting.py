@@ -81,8 +81,7 @@ def test_many_discards_do_not_keep_the_memory() -> None:
     cls = a_class()
     bucket = a_bucket(cls)
     for number in range(1, 1001):
-        bucket.add(an_action(number, cls=cls))
-        bucket.discard(numbered(number))
+        bucket.discard(bucket.add(an_action(number, cls=cls)))
     assert len(bucket.line) < 200
 
 
@@ -98,7 +97,6 @@ def test_an_action_that_comes_back_is_walked_once() -> None:
     cls = a_class()
     bucket = a_bucket(cls)
     bucket.add(an_action(1, cls=cls))
-    bucket.add(an_action(2, cls=cls))
-    bucket.discard(numbered(2))
+    bucket.discard(bucket.add(an_action(2, cls=cls)))
     bucket.add(an_action(2, cls=cls))
     assert [action.id for action in bucket] == [numbered(1), numbered(2)]
