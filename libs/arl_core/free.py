@@ -20,6 +20,8 @@ from arl_core.model import (
     Waiting,
     action_part,
     environment_part,
+    is_slot,
+    slot_in,
 )
 
 __all__ = ["ENVIRONMENT_HEADROOM", "FreeAmounts"]
@@ -28,6 +30,11 @@ ENVIRONMENT_HEADROOM = 8
 """New environments leave one part in so many of a node's memory and disk to actions outside of them."""
 
 FEW = 8
+RESTORE_WORTH = 4
+"""Actions that may be before one at a node with its service, rather than that the service is brought to another node.
+
+A copy takes about as long as so many batches; the node itself computes those that wait for one service together.
+"""
 
 _CORES = "cpu_milli"
 _Entry = TypeVar("_Entry", tuple[int, int], tuple[int, int, int])
@@ -48,6 +55,10 @@ class FreeAmounts:
     """Free cores and node, of those that take something new."""
     _by_homes: list[tuple[int, int, int]] | None = None
     """Where new environments go first, first."""
+    _offering: dict[str, list[int]] = field(default_factory=dict)
+    """Nodes that take something new for these slots, where they were looked for."""
+    _taken_slots: dict[int, int] = field(default_factory=dict)
+    """Of all services of a node, where it was looked for."""
 
     @classmethod
     def of(cls, pools: Mapping[int, Pool]) -> "FreeAmounts":
@@ -162,7 +173,7 @@ class FreeAmounts:
             pool = self.pools.get(pinned)
             return pinned if pool is not None and pool.serving and self._fits(pinned, action.cls, needed) else None
         if action.environment is None:
-            place = self._tightest(action.cls, needed)
+            place = self._anywhere(action.cls, needed)
             return None if place is None else self.levels()[place][1]
         cores = needed.get(_CORES, 0)
         if not self.has_cores(cores):
@@ -170,6 +181,30 @@ class FreeAmounts:
         homes = (node for _, _, node in self._homes() if self.free[node].get(_CORES, 0) >= cores)
         fitting = (node for node in homes if self._fits(node, action.cls, needed))
         return next((node for node in fitting if self._leaves_headroom(node, needed)), None)
+
+    def _anywhere(self, cls: ActionClass, needed: Amounts) -> int | None:
+        """The place among `levels` of the node where this goes that is outside of environments."""
+        slot = slot_in(needed)
+        return self._tightest(cls, needed) if slot is None else self._least_busy(cls, needed, slot)
+
+    def _least_busy(self, cls: ActionClass, needed: Amounts, slot: str) -> int | None:
+        """Slots are not the device: whoever has fewest before it there is served first, if its service is there too."""
+        if slot not in self._offering:
+            self._offering[slot] = [node for node in self._open() if slot in self.pools[node].capacity]
+        fitting = [node for node in self._offering[slot] if self._fits(node, cls, needed)]
+        if not fitting:
+            return None
+        node = min(fitting, key=lambda node: (self._before_it(node, slot), node))
+        return bisect_left(self.levels(), (self.free[node].get(_CORES, 0), node))
+
+    def _before_it(self, node: int, slot: str) -> int:
+        """Actions, of all services there, and what a restore is worth of them."""
+        taken = self._taken_slots.get(node)
+        if taken is None:
+            free, capacity = self.free[node], self.pools[node].capacity
+            taken = sum(capacity[each] - free.get(each, 0) for each in capacity if is_slot(each))
+            self._taken_slots[node] = taken
+        return taken + (0 if slot in self.pools[node].at_hand else RESTORE_WORTH)
 
     def _tightest(self, cls: ActionClass, needed: Amounts) -> int | None:
         """The place among `_levels` of the node with fewest cores where so much fits that is new."""
@@ -183,7 +218,7 @@ class FreeAmounts:
 
     def _take_anywhere(self, action: Waiting, amounts: Amounts) -> Grant | None:
         """As `place` does for an action without an environment, of which there are tens of thousands a second."""
-        place = self._tightest(action.cls, amounts)
+        place = self._anywhere(action.cls, amounts)
         if place is None:
             return None
         levels = self.levels()
@@ -192,6 +227,8 @@ class FreeAmounts:
         for resource, amount in amounts.items():
             if amount:
                 free[resource] -= amount
+        if node in self._taken_slots:
+            self._taken_slots[node] += 1
         if free.get(_CORES, 0) != cores:
             del levels[place]
             insort(levels, (free[_CORES], node), hi=place)

@@ -36,10 +36,15 @@ __all__ = [
     "Waiting",
     "action_part",
     "environment_part",
+    "is_slot",
+    "slot_in",
     "slots_of",
 ]
 
 Amounts = Mapping[str, int]
+
+_SLOTS = "slots:"
+"""What the slots of a reward service begin with."""
 
 TrajectoryName = tuple[int, str]
 """Task and trajectory: what a persistent environment is called, and a pod."""
@@ -60,7 +65,19 @@ def action_part(amounts: Amounts) -> dict[str, int]:
 
 def slots_of(service: str) -> str:
     """The resource that an action of this reward service demands."""
-    return f"slots:{service}"
+    return _SLOTS + service
+
+
+def is_slot(resource: str) -> bool:
+    return resource.startswith(_SLOTS)
+
+
+def slot_in(amounts: Amounts) -> str | None:
+    """The slots among them, if there are any."""
+    for resource in amounts:
+        if resource.startswith(_SLOTS):
+            return resource
+    return None
 
 
 class Shape(StrEnum):
@@ -234,6 +251,8 @@ class Pool:
     """For the group shape: indices of devices that no group holds."""
     resident: tuple[Resident, ...] = ()
     """For the group shape: no two of them share a device."""
+    at_hand: frozenset[str] = frozenset()
+    """Slots of which the service is on a device already, as `slots_of` names them."""
 
 
 class Grant(NamedTuple):

@@ -84,6 +84,9 @@ POLL = text(f"""
                and cancel_requested_at is not null) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
               from (select nodes.id, kind, url, nodes.epoch, capacity, enforced, templates,
+                           (select coalesce(json_agg(s ->> 'name'), '[]')
+                              from jsonb_array_elements(services) as s
+                             where s ->> 'state' in ('resident', 'restoring')) as resident,
                            cordoned_at is not null as closed,
                            coalesce(drain_deadline_at <= now(), false) as drained,
                            extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
 from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape
+from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape, slots_of
 from arl_core.states import State
 from arl_store.ids import parsed
 from arl_wire.actions import HOST
@@ -56,6 +56,8 @@ class NodeRow:
     """Last beat, or the start of Postgres if that is later: before it no beat was possible."""
     drained: bool = False
     """It was to be empty by now: nothing of it goes on."""
+    resident: frozenset[str] = frozenset()
+    """Reward services on its devices, or on their way there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,7 @@ def pool_of(node: NodeRow, *, free: Amounts, alive: bool, homes: int) -> Pool:
         serving=alive and not node.drained,
         enforces=node.enforces,
         environments=homes,
+        at_hand=frozenset(map(slots_of, node.resident)),
     )
 
 
@@ -228,6 +231,7 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
         closed=entry["closed"],
         drained=entry["drained"],
         last_sign=entry["last_sign"],
+        resident=frozenset(entry["resident"]),
     )
 
 

@@ -1,5 +1,6 @@
 """The leader's loop on a real Postgres: what it grants, settles and takes back."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
@@ -103,6 +104,15 @@ class TestGrants:
             assert (await rows.of(nowhere))["state"] == "queued"
             await rows.execute("update nodes set templates = '[{\"name\": \"alpine\"}]' where name = 'plain'")
             await rows.until_state(nowhere, "granted")
+
+    async def test_a_score_goes_where_its_service_is_on_a_device(self, rows: Rows) -> None:
+        nodes = [await rows.node(name) for name in ("cold", "warm")]
+        await rows.execute("update nodes set capacity = '{\"slots:m\": 64}'")
+        services = [{"name": "m", "state": "resident"}, {"name": "other", "state": "host"}]
+        await rows.execute("update nodes set services = $1 where name = 'warm'", json.dumps(services))
+        score = await rows.action(demand={"slots:m": 1})
+        async with leading(rows):
+            assert (await rows.until_state(score, "granted"))["node_id"] == nodes[1]
 
     async def test_a_silent_node_gets_nothing(self, rows: Rows) -> None:
         await silence(rows, await rows.node("a", cores=1))

@@ -1,0 +1,42 @@
+"""On which node a score goes, where several offer its service."""
+
+from collections import Counter
+from dataclasses import replace
+
+from arl_core.free import RESTORE_WORTH, FreeAmounts
+from arl_core.model import Pool, Shape
+from support.builders import a_class, a_pool, an_action
+
+SLOT = "slots:minilm"
+SCORE = a_class(9, shape=Shape.QUOTA, **{SLOT: 1})
+
+
+def a_gpu(node: int, *, at_hand: tuple[str, ...] = (SLOT,), accepting: bool = True, **taken: int) -> Pool:
+    capacity = {SLOT: 64, "slots:quality": 64}
+    free = {name: amount - taken.get(name.removeprefix("slots:"), 0) for name, amount in capacity.items()}
+    pool = a_pool(node, shape=Shape.QUOTA, free=free, accepting=accepting, **capacity)
+    return replace(pool, at_hand=frozenset(at_hand))
+
+
+def nodes_of(pools: list[Pool], count: int) -> list[int | None]:
+    free = FreeAmounts.of({pool.node: pool for pool in pools})
+    grants = [free.take(an_action(number, cls=SCORE), SCORE.demand.minimum) for number in range(count)]
+    return [grant.node if grant is not None else None for grant in grants]
+
+
+def test_scores_are_spread_and_not_packed() -> None:
+    assert Counter(nodes_of([a_gpu(1), a_gpu(2), a_gpu(3)], 12)) == {1: 4, 2: 4, 3: 4}
+
+
+def test_what_other_services_have_before_it_on_a_device_counts() -> None:
+    assert nodes_of([a_gpu(1, quality=3), a_gpu(2, minilm=1)], 3) == [2, 2, 1]
+
+
+def test_a_service_goes_to_another_node_once_more_wait_than_a_restore_is_worth() -> None:
+    found = nodes_of([a_gpu(1, at_hand=()), a_gpu(2)], RESTORE_WORTH + 2)
+    assert found == [*[2] * RESTORE_WORTH, 1, 2]
+
+
+def test_a_node_without_a_free_slot_or_that_takes_nothing_new_gets_none() -> None:
+    assert nodes_of([a_gpu(1, minilm=64), a_gpu(2, accepting=False)], 1) == [None]
+    assert nodes_of([a_pool(1), a_gpu(2, minilm=63)], 2) == [2, None]
