@@ -9,7 +9,7 @@ from arl_core.rules import Basis, Rule
 from arl_core.states import Outcome, State
 from arl_wire.actions import Times
 
-__all__ = ["ActionExplanation", "Ahead", "ExpectedRun", "Lack", "WaitExplanation"]
+__all__ = ["ActionExplanation", "Ahead", "ExpectedRun", "Lack", "Straggles", "WaitExplanation"]
 
 
 class Lack(BaseModel):
@@ -77,6 +77,13 @@ class WaitExplanation(BaseModel):
     )
 
 
+class Straggles(BaseModel):
+    """It runs for longer than `limit_s`."""
+
+    elapsed_s: float = Field(description="Since it began to run, as of the scheduler's last look")
+    limit_s: float = Field(description="As of a straggler in `GET /v1/admin/stragglers`")
+
+
 class ActionExplanation(BaseModel):
     """`wait` of a queued action; what it holds or held, and when, of any other."""
 
@@ -92,3 +99,6 @@ class ActionExplanation(BaseModel):
     settled_at: datetime | None = None
     times: Times
     wait: WaitExplanation | None = None
+    straggles: Straggles | None = Field(
+        default=None, description="Of one that runs far longer than others like it, while a scheduler leads"
+    )

@@ -347,9 +347,10 @@ class PlanAsk(BaseModel):
 
 
 class StragglersAsk(BaseModel):
-    """Who runs far longer than others of his class? The furthest beyond first."""
+    """Who runs far longer than others of his class? The furthest beyond first; or whether the `only` one does."""
 
     limit: int
+    only: UUID | None = None
 
 
 class StragglerBody(BaseModel):

@@ -10,8 +10,8 @@ from arl_kit.peers import Peers
 from arl_store.tx import Store
 from arl_wire.actions import Action
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.explain import ActionExplanation, WaitExplanation
-from arl_wire.internal import ExplainAnswer, ExplainAsk
+from arl_wire.explain import ActionExplanation, Straggles, WaitExplanation
+from arl_wire.internal import ExplainAnswer, ExplainAsk, StragglersAnswer, StragglersAsk
 
 __all__ = ["Explanations"]
 
@@ -24,8 +24,10 @@ class Explanations:
         self._scheduler_url = scheduler_url
 
     async def get(self, id: UUID, caller: Caller) -> ActionExplanation:
-        """Of any action of the caller's project. Only for a queued one is the scheduler asked."""
+        """Of any action of the caller's project. For a queued one the scheduler is needed, for a running one asked."""
         action = await self._actions.get(id, caller)
+        if action.state is State.RUNNING:
+            return _explanation_of(action, straggles=await self._straggles(id))
         if action.state is not State.QUEUED:
             return _explanation_of(action)
         wait = await self._wait(id)
@@ -48,8 +50,21 @@ class Explanations:
         async with self._store.read() as tx:
             return answer.wait.model_copy(update={"node": await node_rows.name_of(tx, answer.node)})
 
+    async def _straggles(self, id: UUID) -> Straggles | None:
+        """None, too, where nobody knows: what a running action holds is said without a scheduler."""
+        try:
+            content = await self._peers.call(
+                f"{self._scheduler_url}/internal/stragglers", StragglersAsk(limit=1, only=id)
+            )
+        except Unavailable:
+            return None
+        found = StragglersAnswer.model_validate_json(content).stragglers
+        return Straggles(elapsed_s=found[0].elapsed_s, limit_s=found[0].limit_s) if found else None
 
-def _explanation_of(action: Action, wait: WaitExplanation | None = None) -> ActionExplanation:
+
+def _explanation_of(
+    action: Action, wait: WaitExplanation | None = None, straggles: Straggles | None = None
+) -> ActionExplanation:
     return ActionExplanation(
         id=action.id,
         state=action.state,
@@ -63,4 +78,5 @@ def _explanation_of(action: Action, wait: WaitExplanation | None = None) -> Acti
         settled_at=action.settled_at,
         times=action.times,
         wait=wait,
+        straggles=straggles,
     )

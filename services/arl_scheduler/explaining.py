@@ -34,7 +34,8 @@ class Explaining:
         """As of the last poll. Raises `Unavailable` where another scheduler leads."""
         if self._rounds.view() is None:
             raise _not_leading()
-        found = self._rounds.straggling.longest(ask.limit)
+        straggling = self._rounds.straggling
+        found = straggling.longest(ask.limit) if ask.only is None else straggling.of(ask.only)
         return StragglersAnswer(
             stragglers=[
                 StragglerBody(

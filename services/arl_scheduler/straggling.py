@@ -1,6 +1,7 @@
 """Who straggles among those that run, looked at with each poll; only what is widened first depends on it."""
 
 from dataclasses import dataclass
+from uuid import UUID
 
 from arl_core.curves import main_resource
 from arl_core.estimates import Estimates
@@ -34,6 +35,10 @@ class Straggling:
         """Those that are the furthest beyond their limits, first."""
         order = sorted(self._known.values(), key=lambda each: (-each.elapsed_s / each.limit_s, each.fence))
         return order[:limit]
+
+    def of(self, action_id: UUID) -> list[Straggler]:
+        """It, if it is one."""
+        return [each for fence, each in self._known.items() if fence.action_id == action_id]
 
     def look(self, holds: Holds, estimates: Estimates, *, now: float) -> None:
         """Mark those that run; a mark that does not change stirs no node."""

@@ -183,11 +183,15 @@ async def test_what_runs_far_longer_than_others_like_it_is_shown(system: System,
             return bool(found)
 
         await eventually(is_seen)
+        explained = await tangram.explain(slow.id)
         await tangram.cancel(slow.id)
     (straggler,) = found
     assert (straggler.id, straggler.task, straggler.amounts["cpu_milli"]) == (slow.id, "t", 100)
     assert straggler.elapsed_s > straggler.limit_s > 0.1
     assert stragglers_table(found).row_count == 1
+    assert explained.straggles is not None
+    assert explained.straggles.elapsed_s > explained.straggles.limit_s == straggler.limit_s
+    assert any("is a straggler after" in sentence for sentence in sentences(explained))
 
 
 async def test_a_plan_says_what_more_or_fewer_cores_would_bring(

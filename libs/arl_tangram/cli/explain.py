@@ -67,6 +67,9 @@ def _granted(found: ActionExplanation) -> Iterator[str]:
     if found.node is not None:
         amounts = ", ".join(f"{amount} {name}" for name, amount in (found.amounts or {}).items())
         yield f"Granted on {found.node}: {amounts or 'nothing'}."
+    if found.straggles is not None:
+        straggles = found.straggles
+        yield f"It runs for {straggles.elapsed_s:.1f} s, and is a straggler after {straggles.limit_s:.1f} s."
     times = found.times
     if times.queue_s is not None:
         ran = f", ran {times.run_s:.3f} s" if times.run_s is not None else ""
