@@ -41,6 +41,9 @@ STOP_S = 2.0
 YIELD_EVERY = 25
 """Rows between which the process that decides has its turn."""
 
+_LIMIT = "tangram.straggler.limit_ms"
+"""Of an attempt that ran far longer than others of its class: after so long it was a straggler."""
+
 log = logging.getLogger(__name__)
 
 
@@ -75,6 +78,8 @@ class Exporter:
         self._rounds: deque[tuple[float, Round]] = deque()
         """With when they came, by the monotonic clock."""
         self._round_of: dict[UUID, dict[int, Round]] = {}
+        self._straggled_s: dict[UUID, dict[int, float]] = {}
+        """After how long an attempt was a straggler."""
         self._woken = asyncio.Event()
         self._looks_back = False
         self._pause_s = 0.0
@@ -116,6 +121,12 @@ class Exporter:
         while len(self._round_of) > WAITING:
             del self._round_of[next(iter(self._round_of))]
         self._woken.set()
+
+    def straggles(self, id: UUID, grant_no: int, *, limit_s: float) -> None:
+        """This attempt runs for longer than that: its span will say so, and is kept."""
+        self._straggled_s.setdefault(id, {})[grant_no] = limit_s
+        while len(self._straggled_s) > WAITING:
+            del self._straggled_s[next(iter(self._straggled_s))]
 
     def look_back(self) -> None:
         """What settled just now was told to somebody else, who may not have sent it."""
@@ -184,6 +195,9 @@ class Exporter:
             # Whatever is sent again is linked again.
             self._round_of = granted_by | self._round_of
             raise
+        for row in rows:
+            if row["state"] == State.SETTLED:
+                self._straggled_s.pop(row["id"], None)
 
     def _add(self, batch: Batch, life: Life) -> None:
         context = life.context
@@ -191,18 +205,20 @@ class Exporter:
         for done in rounds.values():
             done.links[life.id] = (context.trace_id, root_id(life.id))
         taken = self._sampler.takes(context.trace_id, parent=context.sampled)
-        if not taken and not life.failed and life.act_s < self._slow_s:
+        straggled_s = self._straggled_s.get(life.id, {})
+        if not taken and not life.failed and life.act_s < self._slow_s and not straggled_s:
             return
         end = life.settled_at or life.created_at
         for span in spans_of(life, context):
             granted_by = rounds.get(span.attempt or 0) if span.name == "grant" else None
+            limit_s = straggled_s.get(span.attempt or 0) if span.name == "process action" else None
             batch.add(
                 span.name,
                 (span.start, span.end or end),
                 ids=(context.trace_id, span.span_id, span.parent_id),
                 kind=span.kind,
                 attributes=span.attributes,
-                own=span.own,
+                own=(*span.own, (_LIMIT, round(1000 * limit_s))) if limit_s is not None else span.own,
                 error=span.error,
                 links=(granted_by.link,) if granted_by is not None else (),
             )

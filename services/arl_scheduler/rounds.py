@@ -217,6 +217,7 @@ class Rounds:
         self._resizing.look(index.holds, index.nodes)
         await self.learning.look(now=self._clock.now())
         self.straggling.look(index.holds, self.learning.estimates, now=self._clock.now())
+        self._traces.straggle(self.straggling)
         await self.learning.keep(self.leadership)
         await self._keep_partitions()
         return index

@@ -1,5 +1,6 @@
 """Who straggles among those that run, looked at with each poll; only what is widened first depends on it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -35,6 +36,9 @@ class Straggling:
         """Those that are the furthest beyond their limits, first."""
         order = sorted(self._known.values(), key=lambda each: (-each.elapsed_s / each.limit_s, each.fence))
         return order[:limit]
+
+    def __iter__(self) -> Iterator[Straggler]:
+        return iter(self._known.values())
 
     def of(self, action_id: UUID) -> list[Straggler]:
         """It, if it is one."""

@@ -6,6 +6,7 @@ from uuid import UUID
 from arl_core.model import Grant
 from arl_kit.otlp import begins_a_trace
 from arl_kit.telemetry import current_traceparent, new_traceparent
+from arl_scheduler.straggling import Straggler
 from arl_trace.export import Exporter, Round
 
 __all__ = ["Traces"]
@@ -26,6 +27,12 @@ class Traces:
         """These settled, or are queued again."""
         if self._exporter is not None:
             self._exporter.over(ids)
+
+    def straggle(self, found: Iterable[Straggler]) -> None:
+        """These run far longer than others of their classes."""
+        if self._exporter is not None:
+            for each in found:
+                self._exporter.straggles(*each.fence, limit_s=each.limit_s)
 
     def round(self, taken: Sequence[Grant], *, began: float, decided: float, ended: float) -> None:
         """A round is committed; times by the database's clock. Its hops go under the same trace."""

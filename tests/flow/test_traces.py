@@ -12,8 +12,10 @@ import httpx
 import pytest_asyncio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from arl_core.stragglers import RUNS_TO_TELL
 from arl_store.migrate import ensure_api_key
 from support.collector import Collector, a_collector
+from support.conditions import eventually
 from support.postgres import Databases
 from support.rows import Rows, rows_in
 from support.system import System, running_system
@@ -180,6 +182,26 @@ class TestExport:
         assert collector.of_trace(fine) == []
         failed = next(span for span in collector.of_trace(late) if span.name == "create action")
         assert (failed.status.code, failed.status.message) == (Status.STATUS_CODE_ERROR, "user_timeout")
+
+    async def test_a_straggler_is_sent_though_its_client_did_not_sample_it_and_says_so(
+        self, api: httpx.AsyncClient, collector: Collector
+    ) -> None:
+        alike = {**TRUE, "profile": "straggles", "argv": ["sleep", "0.02"]}
+        for _ in range(RUNS_TO_TELL):
+            await settled(api, alike)
+        trace_id = secrets.token_hex(16)
+        headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-00"}
+        slow = (await api.post("/v1/actions", json={**alike, "argv": ["sleep", "300"]}, headers=headers)).json()
+
+        async def is_seen() -> bool:
+            return "straggles" in (await api.get(f"/v1/actions/{slow['id']}/explain")).json()
+
+        await eventually(is_seen)
+        await api.delete(f"/v1/actions/{slow['id']}")
+        await collector.until(lambda: bool(collector.of_trace(trace_id)))
+        [ran] = [span for span in collector.of_trace(trace_id) if span.name == "process action"]
+        [limit_ms] = [each.value.int_value for each in ran.attributes if each.key == "tangram.straggler.limit_ms"]
+        assert limit_ms > 100
 
     async def test_a_collector_that_is_away_gets_them_when_it_is_back(
         self, system: System, api: httpx.AsyncClient, collector: Collector
