@@ -1,16 +1,17 @@
 """Waiting actions in buckets of what is alike, in an order that a round can walk without changing it."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 from uuid import UUID
+from weakref import ReferenceType, ref
 
 from arl_core.model import ActionClass, Shape, Waiting
 
-__all__ = ["SENIORITY_S", "Bucket", "BucketKey", "WaitingIndex", "Walk", "arrival_order", "came"]
+__all__ = ["PIECE", "SENIORITY_S", "Bucket", "BucketKey", "Entry", "WaitingIndex", "Walk", "arrival_order", "came"]
 
 SENIORITY_S = 60.0
 """How much earlier, at most, an action counts as submitted because its trajectory began earlier."""
@@ -52,32 +53,40 @@ class Entry:
 
     came: float
     id: UUID
-    bucket: "Bucket"
+    bucket: "ReferenceType[Bucket]"
+    """Not the bucket itself: what a leader has read is never looked through for cycles, so it must have none."""
     action: Waiting | None
     """None once it waits no longer; it is cleared away later."""
 
 
-_Head = tuple[int, float, UUID, "Bucket", int, float]
+_Head = tuple[int, float, UUID, "ReferenceType[Bucket]", int, float]
 """Its priority below 0, its place in a walk, its id, its bucket, where in that it is, the bucket's lead."""
+
+PIECE = 1024
+"""Entries; one has at most twice as many."""
+_BITS = 12
+_WITHIN = (1 << _BITS) - 1
+"""A place is the number of a piece and, in so many bits, where in that."""
 
 
 class Bucket:
     """Actions of one class and priority that may start on the same nodes, in the order in which they came.
 
-    To add one that came last, to discard one and to walk to the next cost O(1), over many. One that came before others
-    moves those: what came before it is not touched.
+    In pieces of bounded length, so that one that came before many others moves few of them. To add one that came last,
+    to discard one and to walk to the next cost O(1), over many; to add any other O(log n).
     """
 
     def __init__(self, cls: ActionClass, key: BucketKey) -> None:
         self.cls = cls
         self.key = key
-        self.line: list[Entry] = []
-        """For walks: with those that wait no longer and are not cleared away."""
-        self._waiting = 0
+        self._pieces: list[list[Entry]] = []
+        """With those that wait no longer and are not cleared away."""
+        self._entries = self._waiting = 0
         self._start = 0
-        """Where in the line the first is that waits."""
+        """Where in the first piece the first is that waits."""
         self._head: _Head | None = None
         """As it was last asked for; None once another is first."""
+        self._itself = ref(self)
         self.lead_s = 0.0
         """For whoever makes walks, with what that followed from."""
         self.led_by: object = None
@@ -86,53 +95,93 @@ class Bucket:
         return self._waiting
 
     @property
+    def kept(self) -> int:
+        """How many are in memory, those included that wait no longer."""
+        return self._entries
+
+    @property
     def first(self) -> Waiting:
         """Of a bucket in which some wait."""
         return next(iter(self))
 
     def __iter__(self) -> Iterator[Waiting]:
         """The bucket must not change while it is walked."""
-        line = self.line
-        return (entry.action for place in range(self._start, len(line)) if (entry := line[place]).action is not None)
+        return (entry.action for piece in self._pieces for entry in piece if entry.action is not None)
+
+    def at(self, place: int) -> Entry:
+        return self._pieces[place >> _BITS][place & _WITHIN]
 
     def following(self, place: int) -> int | None:
         """The place of the next that waits."""
-        line = self.line
-        for following in range(place + 1, len(line)):
-            if line[following].action is not None:
-                return following
+        first, begin = place >> _BITS, (place & _WITHIN) + 1
+        for number in range(first, len(self._pieces)):
+            piece = self._pieces[number]
+            for at in range(begin, len(piece)):
+                if piece[at].action is not None:
+                    return number << _BITS | at
+            begin = 0
         return None
 
     def head(self, lead_s: float) -> _Head:
         """Of a bucket in which some wait: the first, for a walk in which it has this lead."""
         head = self._head
         if head is None or head[5] != lead_s:
-            first = self.line[self._start]
-            head = self._head = (-self.key.priority, first.came + lead_s, first.id, self, self._start, lead_s)
+            first = self._pieces[0][self._start]
+            head = (-self.key.priority, first.came + lead_s, first.id, self._itself, self._start, lead_s)
+            self._head = head
         return head
 
     def add(self, action: Waiting) -> Entry:
-        entry, line = Entry(came(action), action.id, self, action), self.line
-        if not line or _order(entry) > _order(line[-1]):
-            line.append(entry)
+        entry, pieces = Entry(came(action), action.id, self._itself, action), self._pieces
+        if not pieces or _order(entry) > _order(pieces[-1][-1]):
+            if not pieces or len(pieces[-1]) >= PIECE:
+                pieces.append([])
+            pieces[-1].append(entry)
         else:
-            insort(line, entry, lo=self._start, key=_order)
-            self._head = None
+            self._insert(entry)
+        self._entries += 1
         self._waiting += 1
         return entry
+
+    def _insert(self, entry: Entry) -> None:
+        """Before some that came later."""
+        self._head = None
+        if self._start:
+            del self._pieces[0][: self._start]
+            self._entries -= self._start
+            self._start = 0
+        number = bisect_left(self._pieces, _order(entry), key=lambda piece: _order(piece[-1]))
+        piece = self._pieces[number]
+        insort(piece, entry, key=_order)
+        if len(piece) >= 2 * PIECE:
+            self._pieces[number : number + 1] = [piece[:PIECE], piece[PIECE:]]
 
     def discard(self, entry: Entry) -> None:
         """One of its own, once."""
         entry.action = None
         self._waiting -= 1
-        line, start = self.line, self._start
-        while start < len(line) and line[start].action is None:
-            start += 1  # the head is always one that waits
+        if not self._waiting or (self._entries > 64 and self._entries > 2 * self._waiting):
+            self._clear_away()
+        else:
+            self._look_for_head()
+
+    def _look_for_head(self) -> None:
+        """The head is always one that waits."""
+        pieces, start = self._pieces, self._start
+        while pieces[0][start].action is None:
+            start += 1
+            if start == len(pieces[0]):
+                self._entries -= start
+                start = 0
+                del pieces[0]
+                self._head = None
         if start != self._start:
             self._start, self._head = start, None
-        if not self._waiting or (len(line) > 64 and len(line) > 2 * self._waiting):
-            self.line = [entry for entry in line if entry.action is not None]
-            self._start, self._head = 0, None
+
+    def _clear_away(self) -> None:
+        waiting = [entry for piece in self._pieces for entry in piece if entry.action is not None]
+        self._pieces = [waiting[start : start + PIECE] for start in range(0, len(waiting), PIECE)]
+        self._entries, self._start, self._head = len(waiting), 0, None
 
 
 def _order(entry: Entry) -> tuple[float, UUID]:
@@ -165,13 +214,14 @@ class Walk:
     def advance(self) -> None:
         """To the next action."""
         heads = self._heads
-        priority, _, _, bucket, place, lead_s = heads[0]
+        priority, _, _, _, place, lead_s = heads[0]
+        bucket = self.bucket
         following = bucket.following(place)
         if following is None:
             heappop(heads)
         else:
-            entry = bucket.line[following]
-            heapreplace(heads, (priority, entry.came + lead_s, entry.id, bucket, following, lead_s))
+            entry = bucket.at(following)
+            heapreplace(heads, (priority, entry.came + lead_s, entry.id, bucket._itself, following, lead_s))
         self._look()
 
     def leave_bucket(self) -> None:
@@ -183,8 +233,10 @@ class Walk:
         if not self._heads:
             self.head = None
             return
-        _, _, _, self.bucket, place, self.lead_s = self._heads[0]
-        entry = self.bucket.line[place]
+        _, _, _, itself, place, self.lead_s = self._heads[0]
+        bucket = itself()
+        assert bucket is not None  # its walk is over before it goes
+        self.bucket, entry = bucket, bucket.at(place)
         self.came, self.head = entry.came, entry.action
 
 
@@ -206,7 +258,7 @@ class WaitingIndex:
 
     def bucket_of(self, action_id: UUID) -> Bucket | None:
         entry = self._entries.get(action_id)
-        return entry.bucket if entry is not None else None
+        return entry.bucket() if entry is not None else None
 
     def nodes(self) -> Iterator[int | None]:
         """On which some wait to start, as their environments live there; None if some may go anywhere."""
@@ -256,7 +308,8 @@ class WaitingIndex:
         entry = self._entries.pop(action_id, None)
         if entry is None:
             return
-        bucket = entry.bucket
+        bucket = entry.bucket()
+        assert bucket is not None  # the index has it while it has its entries
         bucket.discard(entry)
         if not bucket:
             node = bucket.key.node

@@ -1,8 +1,12 @@
+import gc
+import random
+from weakref import ref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.model import ActionClass, Environment
-from arl_core.waiting import Bucket, BucketKey, WaitingIndex, Walk, arrival_order
+from arl_core.model import ActionClass, Environment, Waiting
+from arl_core.waiting import PIECE, Bucket, BucketKey, Entry, WaitingIndex, Walk, arrival_order
 from support.builders import a_class, an_action, numbered
 
 actions = st.lists(
@@ -77,12 +81,46 @@ def test_those_who_can_only_start_on_one_node_wait_apart() -> None:
     assert list(index.nodes()) == [None]
 
 
+def test_what_comes_before_many_others_is_walked_in_its_place() -> None:
+    rng, cls = random.Random(0), a_class()
+    bucket, waiting = a_bucket(cls), dict[int, Waiting]()
+    entries: dict[int, Entry] = {}
+    for number in range(1, 6 * PIECE):
+        waiting[number] = an_action(number, cls=cls, submitted=rng.random())
+        entries[number] = bucket.add(waiting[number])
+        if rng.random() < 0.3:
+            gone = bucket.first if rng.random() < 0.5 else waiting[rng.choice([*waiting])]
+            its_number = gone.id.int
+            del waiting[its_number]
+            bucket.discard(entries[its_number])
+    assert list(bucket) == sorted(waiting.values(), key=arrival_order)
+    walk, walked = Walk([bucket]), []
+    while walk.head is not None:
+        walked.append(walk.head)
+        walk.advance()
+    assert walked == list(bucket)
+
+
+def test_who_is_read_goes_with_the_index_though_nobody_looks_for_cycles() -> None:
+    index = WaitingIndex()
+    for number in range(1, 10):
+        index.add(an_action(number, cls=a_class(number % 3)))
+    bucket = ref(next(index.buckets()))
+    assert len(list(index.in_order())) == 9
+    gc.disable()
+    try:
+        del index
+        assert bucket() is None
+    finally:
+        gc.enable()
+
+
 def test_many_discards_do_not_keep_the_memory() -> None:
     cls = a_class()
     bucket = a_bucket(cls)
     for number in range(1, 1001):
         bucket.discard(bucket.add(an_action(number, cls=cls)))
-    assert len(bucket.line) < 200
+    assert bucket.kept < 200
 
 
 def test_adding_an_action_again_replaces_it() -> None:
