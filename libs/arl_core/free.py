@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
 from itertools import islice, takewhile
 from typing import TypeVar
 from uuid import UUID
@@ -55,8 +56,11 @@ class FreeAmounts:
     """Free cores and node, of those that take something new."""
     _by_homes: list[tuple[int, int, int]] | None = None
     """Where new environments go first, first."""
-    _offering: dict[str, list[int]] = field(default_factory=dict)
-    """Nodes that take something new for these slots, where they were looked for."""
+    _offering: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Heaps of nodes that take something new for these slots, where they were looked for: how much is before it there.
+
+    It only becomes more while a round spends, which is seen once a node is at the top.
+    """
     _taken_slots: dict[int, int] = field(default_factory=dict)
     """Of all services of a node, where it was looked for."""
 
@@ -184,18 +188,30 @@ class FreeAmounts:
 
     def _anywhere(self, cls: ActionClass, needed: Amounts) -> int | None:
         """The place among `levels` of the node where this goes that is outside of environments."""
-        slot = slot_in(needed)
+        slot = slot_in(needed) if cls.shape is Shape.QUOTA else None
         return self._tightest(cls, needed) if slot is None else self._least_busy(cls, needed, slot)
 
     def _least_busy(self, cls: ActionClass, needed: Amounts, slot: str) -> int | None:
         """Slots are not the device: whoever has fewest before it there is served first, if its service is there too."""
         if slot not in self._offering:
-            self._offering[slot] = [node for node in self._open() if slot in self.pools[node].capacity]
-        fitting = [node for node in self._offering[slot] if self._fits(node, cls, needed)]
-        if not fitting:
-            return None
-        node = min(fitting, key=lambda node: (self._before_it(node, slot), node))
-        return bisect_left(self.levels(), (self.free[node].get(_CORES, 0), node))
+            offering = (node for node in self._open() if slot in self.pools[node].capacity)
+            self._offering[slot] = sorted((self._before_it(node, slot), node) for node in offering)
+        heap, lacking = self._offering[slot], list[tuple[int, int]]()
+        place = None
+        while heap and place is None:
+            before, node = heap[0]
+            now = self._before_it(node, slot)
+            if now != before:
+                heapreplace(heap, (now, node))
+            elif self._fits(node, cls, needed):
+                place = bisect_left(self.levels(), (self.free[node].get(_CORES, 0), node))
+            else:
+                lacking.append(heappop(heap))
+        for each in lacking:
+            # Of what it lacks, another may need less.
+            if self.free[each[1]].get(slot):
+                heappush(heap, each)
+        return place
 
     def _before_it(self, node: int, slot: str) -> int:
         """Actions, of all services there, and what a restore is worth of them."""
@@ -206,8 +222,12 @@ class FreeAmounts:
             self._taken_slots[node] = taken
         return taken + (0 if slot in self.pools[node].at_hand else RESTORE_WORTH)
 
+    def _count_slots(self, node: int, spent: Amounts) -> None:
+        if node in self._taken_slots:
+            self._taken_slots[node] += sum(amount for resource, amount in spent.items() if is_slot(resource))
+
     def _tightest(self, cls: ActionClass, needed: Amounts) -> int | None:
-        """The place among `_levels` of the node with fewest cores where so much fits that is new."""
+        """The place among `levels` of the node with fewest cores where so much fits that is new."""
         levels, pools, shape, requires = self.levels(), self.pools, cls.shape, cls.requires
         for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
             node = levels[place][1]
@@ -227,8 +247,7 @@ class FreeAmounts:
         for resource, amount in amounts.items():
             if amount:
                 free[resource] -= amount
-        if node in self._taken_slots:
-            self._taken_slots[node] += 1
+        self._count_slots(node, amounts)
         if free.get(_CORES, 0) != cores:
             del levels[place]
             insort(levels, (free[_CORES], node), hi=place)
@@ -256,6 +275,7 @@ class FreeAmounts:
         for resource, amount in needed.items():
             if amount:
                 free[resource] -= amount
+        self._count_slots(node, needed)
         self.environments[node] += homes
         if self._by_cores is not None:
             _move(self._by_cores, level, (free.get(_CORES, 0), node))

@@ -107,10 +107,10 @@ class TestGrants:
 
     async def test_a_score_goes_where_its_service_is_on_a_device(self, rows: Rows) -> None:
         nodes = [await rows.node(name) for name in ("cold", "warm")]
-        await rows.execute("update nodes set capacity = '{\"slots:m\": 64}'")
+        await rows.execute("update nodes set capacity = '{\"slots:m\": 64}', kind = 'gpu'")
         services = [{"name": "m", "state": "resident"}, {"name": "other", "state": "host"}]
         await rows.execute("update nodes set services = $1 where name = 'warm'", json.dumps(services))
-        score = await rows.action(demand={"slots:m": 1})
+        score = await rows.action(demand={"slots:m": 1}, shape="quota")
         async with leading(rows):
             assert (await rows.until_state(score, "granted"))["node_id"] == nodes[1]
 

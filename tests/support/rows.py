@@ -92,6 +92,7 @@ class Rows:
         demand: Mapping[str, int] = AMOUNTS,
         elastic: Mapping[str, Any] | None = None,
         scope: str = "ephemeral",
+        shape: str = "divisible",
         template: str | None = None,
         snapshot: UUID | None = None,
         argv: tuple[str, ...] = ("true",),
@@ -108,7 +109,7 @@ class Rows:
         command = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
         async with self.pool.acquire() as connection, connection.transaction():
             await _insert(connection, "actions", row)
-            spec = {"id": row["id"], "class_key": hash((*demand.items(), template)) >> 1, "shape": "divisible"}
+            spec = {"id": row["id"], "class_key": hash((*demand.items(), template)) >> 1, "shape": shape}
             texts = {"demand": demand, "environment": environment, "payload": command if payload is None else payload}
             texts |= {"elastic": elastic} if elastic is not None else {}
             texts |= {"gang": gang} if gang is not None else {}

@@ -37,6 +37,16 @@ def test_a_service_goes_to_another_node_once_more_wait_than_a_restore_is_worth()
     assert found == [*[2] * RESTORE_WORTH, 1, 2]
 
 
+def test_what_a_round_spends_there_in_other_ways_counts_too() -> None:
+    free = FreeAmounts.of({node: a_gpu(node) for node in (1, 2)})
+    score = SCORE.demand.minimum
+    assert [grant.node for _ in range(2) if (grant := free.take(an_action(1, cls=SCORE), score))] == [1, 2]
+    for _ in range(3):
+        free.grant_on(1, an_action(2, cls=SCORE), score, needed=score)
+    grants = [free.take(an_action(3, cls=SCORE), score) for _ in range(4)]
+    assert [grant.node for grant in grants if grant] == [2, 2, 2, 1]
+
+
 def test_a_node_without_a_free_slot_or_that_takes_nothing_new_gets_none() -> None:
     assert nodes_of([a_gpu(1, minilm=64), a_gpu(2, accepting=False)], 1) == [None]
     assert nodes_of([a_pool(1), a_gpu(2, minilm=63)], 2) == [2, None]
