@@ -92,6 +92,8 @@ def mount(app: FastAPI, *hops: Hops) -> None:
     serving: dict[str, Serve] = {}
     for each in hops:
         app.router.routes.extend(each.routes)
+        if twice := serving.keys() & each.serving.keys():
+            raise ValueError(f"{', '.join(sorted(twice))}: there already, for other callers")
         serving |= each.serving
     # The last is the innermost: what the app wraps around its routes is around these.
     app.user_middleware.append(Middleware(_Shortcut, serving=serving, handlers=app.exception_handlers))
@@ -114,6 +116,8 @@ class _Shortcut:
             response = await serve(request)
         except Exception as error:  # noqa: BLE001 - what has no answer of its own is raised again
             response = await self._answer_to(request, error)
+            # One that many wait for is raised for each of them, and would remember them all.
+            error.__traceback__ = None
         await response(scope, receive, send)
 
     async def _answer_to(self, request: Request, error: Exception) -> Response:
