@@ -112,9 +112,8 @@ class Curves:
         known = self._known.get(cls.key)
         if known is not None and self.now < known[0]:
             return known[2]
+        self._forget_due()
         curve = _curve(cls, self.durations)
-        if self._known.pop(cls.key, None) is not None:
-            self._bases.clear()
         self._known[cls.key] = (self.now + KEPT_S, self.now, curve)
         heappush(self._due, (self.now + KEPT_S, cls.key))
         while len(self._known) > CLASSES:
@@ -124,12 +123,7 @@ class Curves:
 
     def basis(self, use: Hashable) -> object:
         """The same object for one use while no curve has become another: what was made of them holds as long."""
-        while self._due and self._due[0][0] <= self.now:
-            key = heappop(self._due)[1]
-            known = self._known.get(key)
-            if known is not None and known[0] <= self.now:
-                del self._known[key]
-                self._bases.clear()
+        self._forget_due()
         return self._bases.setdefault(use, object())
 
     def learnt(self, key: int) -> None:
@@ -164,6 +158,15 @@ class Curves:
             if left > 0:
                 return left
         return max((self.now - running.granted) / 2, _LEAST_S)
+
+    def _forget_due(self) -> None:
+        """Curves that count no longer."""
+        while self._due and self._due[0][0] <= self.now:
+            key = heappop(self._due)[1]
+            known = self._known.get(key)
+            if known is not None and known[0] <= self.now:
+                del self._known[key]
+                self._bases.clear()
 
 
 def _curve(cls: ActionClass, durations: Durations) -> Curve:
