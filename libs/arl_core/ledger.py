@@ -22,16 +22,17 @@ class Ledger:
         self._capacity: dict[int, dict[str, int]] = {}
         self._free: dict[int, dict[str, int]] = {}
         """Capacity less what is held, of the resources that a node has."""
-        self._holds: dict[Hashable, tuple[int, Amounts]] = {}
-        """The node and what is held there."""
+        self._node_of: dict[Hashable, int] = {}
+        self._held: dict[int, dict[Hashable, Amounts]] = {}
+        """By node and holder."""
 
     def set_capacity(self, node: int, capacity: Amounts) -> None:
-        """Looks through all holds where it is another than before."""
+        """Looks through what is held there where it is another than before."""
         if self._capacity.get(node) == capacity:
             return
         self._capacity[node], free = dict(capacity), dict(capacity)
-        for held_on, amounts in self._holds.values():
-            for resource, amount in amounts.items() if held_on == node else ():
+        for amounts in self._held.get(node, {}).values():
+            for resource, amount in amounts.items():
                 if resource in free:
                     free[resource] -= amount
         self._free[node] = free
@@ -52,9 +53,10 @@ class Ledger:
 
         Never refuses: whoever must not overbook asks `fits` first.
         """
-        if holder in self._holds:
+        if holder in self._node_of:
             self.release(holder)
-        self._holds[holder] = (node, amounts)
+        self._node_of[holder] = node
+        self._held.setdefault(node, {})[holder] = amounts
         free = self._free.get(node, {})
         for resource, amount in amounts.items():
             if resource in free:
@@ -62,10 +64,10 @@ class Ledger:
 
     def release(self, holder: Hashable) -> bool:
         """Give back what `holder` holds. False if it held nothing."""
-        hold = self._holds.pop(holder, None)
-        if hold is None:
+        node = self._node_of.pop(holder, None)
+        if node is None:
             return False
-        node, amounts = hold
+        amounts = self._held[node].pop(holder)
         free = self._free.get(node, {})
         for resource, amount in amounts.items():
             if resource in free:

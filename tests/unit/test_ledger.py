@@ -48,6 +48,43 @@ def test_taking_twice_holds_once(wanted: dict[str, int]) -> None:
     assert ledger.free(1) == CAPACITY
 
 
+class Numbered(int):
+    """Of a node; counts how often one is compared with another."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Numbered.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = int.__hash__
+
+
+class TestSetCapacity:
+    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), amounts)), st.integers(0, 4000))
+    def test_other_amounts_are_less_what_is_held_there(
+        self, takes: list[tuple[int, int, dict[str, int]]], cores: int
+    ) -> None:
+        ledger, held = Ledger(), dict[int, tuple[int, dict[str, int]]]()
+        for holder, node, wanted in takes:
+            ledger.take(holder, node, wanted)
+            held[holder] = (node, wanted)
+        for node in (1, 2, 3):
+            ledger.set_capacity(node, {"cpu_milli": cores})
+            used = sum(wanted["cpu_milli"] for at, wanted in held.values() if at == node)
+            assert ledger.free(node) == {"cpu_milli": cores - used}
+
+    def test_holds_of_other_nodes_are_not_looked_through(self) -> None:
+        ledger, nodes = Ledger(), [Numbered(number) for number in range(60)]
+        for holder in range(1000):
+            ledger.take(holder, nodes[holder % 10], {"cpu_milli": 1})
+        before = Numbered.compared
+        for node in nodes:
+            ledger.set_capacity(node, CAPACITY)
+        assert Numbered.compared - before <= 10 * len(nodes)
+        assert ledger.free(nodes[3])["cpu_milli"] == CAPACITY["cpu_milli"] - 100
+
+
 def test_a_resource_that_a_node_lacks_is_none_of_it() -> None:
     assert not fits({"gpu": 1}, {"cpu_milli": 1000})
     assert fits({"gpu": 0}, {"cpu_milli": 1000})
