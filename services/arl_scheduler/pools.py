@@ -20,26 +20,28 @@ class Pools:
         self._ledger = ledger
         self._living = living
         self._nodes: Mapping[int, NodeRow] = {}
-        self._oldest_sign = 0.0
-        self._all_alive = False
+        self._watching_since = 0.0
+        self._alive: set[int] = set()
+        self._oldest_sign = float("inf")
+        """Of those that are alive: who is silent stays so until nodes are read, or watched, anew."""
         self._pools: dict[int, Pool] = {}
 
     def of(
         self, nodes: Mapping[int, NodeRow], *, now: float, silent_after_s: float, watching_since: float
     ) -> Mapping[int, Pool]:
         """By node. Alive is who gave a sign, or has not been watched, so long ago at most."""
-        if nodes is not self._nodes:
-            self._nodes, self._all_alive = nodes, False
-            self._oldest_sign = min((node.last_sign for node in nodes.values()), default=now)
         changed = self._living.changed()
-        all_alive = now - max(watching_since, self._oldest_sign) <= silent_after_s
-        if not (all_alive and self._all_alive):
-            alive = {id: now - max(watching_since, node.last_sign) <= silent_after_s for id, node in nodes.items()}
-            self._pools = {id: self._pool(node, alive=alive[id]) for id, node in nodes.items()}
+        is_same = nodes is self._nodes and watching_since == self._watching_since
+        if not is_same or now - self._oldest_sign > silent_after_s:
+            self._nodes, self._watching_since = nodes, watching_since
+            signs = {id: max(watching_since, node.last_sign) for id, node in nodes.items()}
+            self._alive = {id for id, sign in signs.items() if now - sign <= silent_after_s}
+            self._oldest_sign = min((signs[id] for id in self._alive), default=float("inf"))
+            self._pools = {id: self._pool(node) for id, node in nodes.items()}
         elif changed:
-            self._pools = self._pools | {id: self._pool(nodes[id], alive=True) for id in changed if id in nodes}
-        self._all_alive = all_alive
+            self._pools = self._pools | {id: self._pool(nodes[id]) for id in changed if id in nodes}
         return self._pools
 
-    def _pool(self, node: NodeRow, *, alive: bool) -> Pool:
-        return pool_of(node, free=self._ledger.left(node.id), alive=alive, homes=self._living.on(node.id))
+    def _pool(self, node: NodeRow) -> Pool:
+        homes, alive = self._living.on(node.id), node.id in self._alive
+        return pool_of(node, free=self._ledger.left(node.id), alive=alive, homes=homes)

@@ -1,0 +1,78 @@
+"""Which nodes a round sees alive, and which of its pools are those of the round before."""
+
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from arl_core.ledger import Ledger
+from arl_core.model import Pool
+from arl_scheduler.homes import Home, HomesByNode
+from arl_scheduler.pools import Pools
+from arl_scheduler.rows import NodeRow
+from support.builders import a_node_row
+
+NOW, SILENT_AFTER_S = 1000.0, 10.0
+
+
+class Watched:
+    """Pools of the nodes that were read last."""
+
+    def __init__(self, *nodes: NodeRow) -> None:
+        self.living = HomesByNode()
+        self._pools = Pools(Ledger(), self.living)
+        self.read(*nodes)
+
+    def read(self, *nodes: NodeRow) -> None:
+        self._nodes = {node.id: node for node in nodes}
+
+    def at(self, now: float, *, watching_since: float = 0.0) -> Mapping[int, Pool]:
+        return self._pools.of(self._nodes, now=now, silent_after_s=SILENT_AFTER_S, watching_since=watching_since)
+
+
+def alive(pools: Mapping[int, Pool]) -> set[int]:
+    return {node for node, pool in pools.items() if pool.serving}
+
+
+def made(before: Mapping[int, Pool], after: Mapping[int, Pool]) -> set[int]:
+    return {node for node, pool in after.items() if pool is not before.get(node)}
+
+
+def nodes(*numbers: int, sign: float = NOW) -> Iterable[NodeRow]:
+    return (a_node_row(number, last_sign=sign) for number in numbers)
+
+
+class TestOf:
+    def test_a_silent_node_does_not_make_others_anew(self) -> None:
+        watched = Watched(*nodes(1, 2, 3), *nodes(4, sign=NOW - 60))
+        first = watched.at(NOW)
+        later = [watched.at(NOW + second) for second in range(1, 11)]
+        assert alive(first) == {1, 2, 3}
+        assert all(pools is first for pools in later)
+
+    def test_what_came_to_live_on_a_node_makes_that_one_anew_and_nobody_alive(self) -> None:
+        watched = Watched(*nodes(1, 2), *nodes(3, sign=NOW - 60))
+        before = watched.at(NOW)
+        for number, node in enumerate((2, 3)):
+            watched.living.count(Home(name=(1, str(node)), id=UUID(int=number), node=node))
+        after = watched.at(NOW + 1)
+        assert (made(before, after), alive(after)) == ({2, 3}, {1, 2})
+        assert [after[node].environments for node in (1, 2, 3)] == [0, 1, 1]
+
+    def test_one_whose_lease_lapses_between_two_rounds_is_dead_in_the_second(self) -> None:
+        watched = Watched(*nodes(1), *nodes(2, sign=NOW - 5), *nodes(3, sign=NOW - 60))
+        assert alive(watched.at(NOW + 5)) == {1, 2}
+        lapsed = watched.at(NOW + 6)
+        assert alive(lapsed) == {1}
+        assert watched.at(NOW + 7) is lapsed
+        assert alive(watched.at(NOW + 11)) == set()
+
+    def test_one_that_is_read_with_a_newer_sign_is_alive(self) -> None:
+        watched = Watched(*nodes(1), *nodes(2, sign=NOW - 60))
+        assert alive(watched.at(NOW)) == {1}
+        watched.read(*nodes(1, 2, sign=NOW + 1))
+        assert alive(watched.at(NOW + 2)) == {1, 2}
+
+    def test_one_that_has_only_been_watched_for_a_moment_is_alive(self) -> None:
+        watched = Watched(*nodes(1), *nodes(2, sign=NOW - 60))
+        assert alive(watched.at(NOW)) == {1}
+        assert alive(watched.at(NOW + 1, watching_since=NOW)) == {1, 2}
+        assert alive(watched.at(NOW + 11, watching_since=NOW)) == set()
