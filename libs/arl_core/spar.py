@@ -81,7 +81,8 @@ class Spar:
 
 def fair_walk(snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constants: SparConstants) -> FairWalk:
     """The actions of these buckets, by task, in the order in which a round looks at them."""
-    curves, basis = snapshot.curves, snapshot.curves.basis(constants)
+    curves = snapshot.curves
+    basis = curves.basis((constants.lead_limit_s, constants.lead_per_unit_s))
     for own in tasks.values():
         for bucket in own:
             if bucket.led_by is not basis:

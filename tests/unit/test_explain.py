@@ -133,6 +133,17 @@ class TestRule:
         assert (found.rule, found.lead_s) == (Rule.WAITS_IN_ORDER, 0.0)
 
 
+class TestChangesNothing:
+    def test_the_next_round_finds_the_leads_that_the_last_one_made(self) -> None:
+        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.lead_limit_s - 1)
+        queued = [wide, *(an_action(number, cls=fixed(number), submitted=NOW) for number in range(3, 9))]
+        snapshot = replace(a_snapshot(queued=queued, pools=[a_pool(free={"cpu_milli": 1000})]), curves=learnt())
+        SPAR.plan(snapshot)
+        before = [bucket.led_by for bucket in snapshot.waiting.buckets()]
+        assert explain(snapshot, queued[-1], SPAR).rule is Rule.WAITS_BEHIND_OVERDUE
+        assert [bucket.led_by for bucket in snapshot.waiting.buckets()] == before
+
+
 class TestAtHome:
     def at_home(self, number: int, node: int) -> Waiting:
         home = Environment(id=numbered(100 + number), node=node)
