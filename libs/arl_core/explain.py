@@ -192,7 +192,9 @@ def _has_room_for_gang(snapshot: Snapshot, action: Waiting) -> bool:
 
 def _short_of(needed: Amounts, available: Amounts, pool: Pool) -> tuple[int, float, int]:
     """How many resources are too few, and by what part of what is needed in all; ties by node."""
-    parts = [1 - available.get(name, 0) / amount for name, amount in needed.items() if amount > available.get(name, 0)]
+    parts = [
+        1 - available.get(name, 0) / amount for name, amount in needed.items() if 0 < amount > available.get(name, 0)
+    ]
     return (len(parts), sum(parts), pool.node)
 
 
@@ -201,7 +203,7 @@ def _lacks(action: Waiting, pool: Pool, possible: bool) -> tuple[Lack, ...]:
     return tuple(
         Lack(resource, amount, pool.free.get(resource, 0), pool.capacity.get(resource, 0))
         for resource, amount in _needed(action).items()
-        if amount > available.get(resource, 0)
+        if 0 < amount > available.get(resource, 0)
     )
 
 

@@ -8,9 +8,9 @@ __all__ = ["Ledger", "fits"]
 
 
 def fits(amounts: Amounts, free: Amounts) -> bool:
-    """A resource that a node does not have is a resource of which it has 0."""
+    """A resource that a node does not have is a resource of which it has 0; of any, 0 fits always."""
     for resource, amount in amounts.items():  # noqa: SIM110 - asked tens of thousands of times a second
-        if amount > free.get(resource, 0):
+        if amount > free.get(resource, 0) and amount > 0:
             return False
     return True
 

@@ -72,6 +72,14 @@ class TestRule:
         assert (found.rule, found.node) == (Rule.NO_NODE_FITS, None)
         assert found.lacks == (Lack("cpu_milli", needed=8000, free=4000, capacity=4000),)
 
+    def test_what_it_asks_none_of_is_not_lacking_where_less_than_none_is_free(self) -> None:
+        action = an_action(1, cls=replace(fixed(), demand=Demand({"cpu_milli": 1000, "disk_mib": 0})))
+        pool = a_pool(cpu_milli=2000, disk_mib=10, free={"cpu_milli": 0, "disk_mib": -5})
+        found = explained([action], pool)
+        assert [lack.resource for lack in found.lacks] == ["cpu_milli"]
+        roomy = replace(pool, free={"cpu_milli": 1000, "disk_mib": -5})
+        assert explained([action], roomy).rule is Rule.STARTS_NEXT_ROUND
+
     def test_what_no_node_enforces_is_named(self) -> None:
         cls = replace(fixed(), requires=frozenset({"limit:memory", "limit:cpu"}))
         found = explained([an_action(1, cls=cls)], replace(a_pool(), enforces=frozenset({"limit:cpu"})))

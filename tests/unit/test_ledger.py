@@ -88,3 +88,8 @@ class TestSetCapacity:
 def test_a_resource_that_a_node_lacks_is_none_of_it() -> None:
     assert not fits({"gpu": 1}, {"cpu_milli": 1000})
     assert fits({"gpu": 0}, {"cpu_milli": 1000})
+
+
+def test_none_of_a_resource_fits_where_a_node_shrank_below_what_it_holds() -> None:
+    assert fits({"cpu_milli": 1000, "gpu": 0}, {"cpu_milli": 1000, "gpu": -1})
+    assert not fits({"cpu_milli": 1000}, {"cpu_milli": -1000})
