@@ -5,7 +5,7 @@ import gc
 __all__ = ["freeze"]
 
 THRESHOLDS = 5_000, 80, 100
-"""Of objects, and of collections of the generation before. By default it looks through new objects thirty times as
+"""Of objects, and of collections of the generation before. By default it looks through new objects seven times as
 often, and through all that is kept, a million waiting actions for instance, whenever a quarter more has come."""
 
 
