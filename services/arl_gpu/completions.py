@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from errno import ECONNREFUSED
 from typing import Any
 
 import aiohttp
@@ -91,9 +92,10 @@ class Completions:
             raise EngineFailed("engine_timeout", f"{path} was not answered in time") from None
         except aiohttp.ClientConnectorError as error:
             self._model = self._named  # whatever comes back may have another
-            raise EngineFailed("engine_gone", f"nothing answers there: {error.os_error.strerror}") from None
+            reason = "engine_gone" if error.os_error.errno == ECONNREFUSED else "engine_unreachable"
+            raise EngineFailed(reason, f"nothing answers there: {error.os_error.strerror}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFailed("engine_gone", f"{path} broke off: {type(error).__name__}") from None
+            raise EngineFailed("engine_broke_off", f"{path} broke off: {type(error).__name__}") from None
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

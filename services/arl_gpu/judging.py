@@ -28,8 +28,9 @@ LOOK_S = 2.0
 """Between looks at an engine's health."""
 WAKING_S = 0.05
 """Between questions whether it is awake by now."""
-ENDS_IT = frozenset({"engine_gone", "engine_timeout"})
+ENDS_IT = frozenset({"engine_gone", "engine_unreachable"})
 """What the engine itself failed of, and not a single answer of it."""
+OF_AN_ANSWER = frozenset({"engine_failed", "engine_timeout", "engine_broke_off"})
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +171,7 @@ class Judging:
             while lane.pending:
                 request = lane.pending.popleft()
                 if not self._board.is_over(request.job):
-                    lane.running += 1
-                    task = self._in_background(self._ask(lane, request))
-                    request.job.tasks.add(task)
+                    self._begin_one(lane, request)
         await self._rest(lane)
 
     async def _is_awake(self, lane: _Lane) -> bool:
@@ -215,25 +214,54 @@ class Judging:
         while lane.pending:
             self._board.broke(lane.pending.popleft().job, reason, message)
 
+    def _begin_one(self, lane: _Lane, request: _Request) -> None:
+        """Counted until its task has ended, which a cancel may do before its first step."""
+        lane.running += 1
+        task = self._in_background(self._ask(lane, request))
+        request.job.tasks.add(task)
+        task.add_done_callback(lambda ended: self._end_one(lane, request.job, ended))
+
+    def _end_one(self, lane: _Lane, job: Job, task: "asyncio.Task[None]") -> None:
+        job.tasks.discard(task)
+        lane.running -= 1
+        self._board.look_again()
+        if not lane.running:
+            self._in_background(self._rest(lane))
+
     async def _ask(self, lane: _Lane, request: _Request) -> None:
         job = request.job
         try:
-            entry = await self._entry(lane, request)
+            entry = await self._asked_twice(lane, request)
         except EngineFailed as error:
             if error.reason in ENDS_IT:
                 lane.trouble = lane.trouble or f"{error.reason}: {error}"
                 lane.is_gone = lane.is_gone or error.reason == "engine_gone"
-            _forget_this(job)
-            self._board.broke(job, error.reason, str(error))
+                _forget_this(job)
+                self._board.broke(job, error.reason, str(error))
+                return
+            entry = failed(error.reason, str(error))
+        _forget_this(job)
+        self._take(request, entry)
+
+    async def _asked_twice(self, lane: _Lane, request: _Request) -> Entry:
+        """Where the connection broke off: whether the engine ended shows when it is asked again."""
+        try:
+            return await self._entry(lane, request)
+        except EngineFailed as error:
+            if error.reason != "engine_broke_off":
+                raise
+        return await self._entry(lane, request)
+
+    def _take(self, request: _Request, entry: Entry) -> None:
+        """Its failure is an item's, unless no item has a score: then the whole is the engine's, and may be retried."""
+        job = request.job
+        entries = [*job.done.values(), entry] if len(job.done) + 1 == len(job.items) else [{}]
+        errors = [each.get("error") for each in entries]
+        of_engine = next((error for error in errors if error is not None and error["code"] in OF_AN_ANSWER), None)
+        if of_engine is not None and None not in errors:
+            self._board.broke(job, of_engine["code"], of_engine["message"])
         else:
-            _forget_this(job)
             self._board.answered(job, request.at, entry)
-        finally:
-            _forget_this(job)
-            lane.running -= 1
-            self._board.look_again()
-            if not lane.running:
-                self._in_background(self._rest(lane))
 
     async def _entry(self, lane: _Lane, request: _Request) -> Entry:
         try:

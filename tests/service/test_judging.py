@@ -3,23 +3,29 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from arl_core.fence import Fence
+from arl_gpu.completions import LARGEST
 from arl_gpu.engine import EngineSpec
 from arl_gpu.jobs import Job, Report
 from arl_gpu.judging import Judging
+from arl_gpu.kinds.model import Entry
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scoring
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import EngineSettings
-from arl_gpu.turns import Turns
+from arl_gpu.turns import Part, Turns
 from arl_gpu.worker import MIB, Config
 from arl_gpu.worker_client import Worker
 from arl_kit.metrics import Metrics
@@ -55,9 +61,114 @@ class Judged:
         return {report.fence: report for report in found}
 
     def is_right(self, report: Report) -> bool:
+        """Of each item that the engine did not fail of, and some."""
         texts = [item["text"] for item in self.jobs[report.fence].items]
         right = [1.0 if verdict_of(text) == "good" else 0.0 for text in texts]
-        return [entry["score"] for entry in json.loads(report.scores or "[]")] == right
+        entries = json.loads(report.scores or "[]")
+        pairs = [pair for pair in zip(entries, right, strict=True) if not is_engine_s(pair[0])]
+        return bool(pairs) and all(entry["score"] == score for entry, score in pairs)
+
+
+def is_engine_s(entry: Entry) -> bool:
+    return bool(entry.get("error", {}).get("code") == "engine_failed")
+
+
+class Desk:
+    """A board, and the owner of a device on which an engine always is awake."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.broken: list[str] = []
+        self.released = asyncio.Event()
+        self.sending: Callable[[Job], None] = lambda _: None
+
+    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        return {"held": True}
+
+    async def release(self, engine: str) -> dict[str, Any]:
+        self.released.set()
+        return {}
+
+    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+        return {}
+
+    def answered(self, job: Job, at: int, entry: Entry) -> None:
+        job.done[at] = self.entries[at] = entry
+
+    def broke(self, job: Job, reason: str, message: str) -> None:
+        self.broken.append(reason)
+
+    def give_up(self, services: Collection[str], reason: str, message: str) -> None: ...
+
+    def is_over(self, job: Job) -> bool:
+        """Asked right before the request of an item begins."""
+        self.sending(job)
+        return False
+
+    def waiting_on(self, number: int) -> Sequence[str]:
+        return ()
+
+    def learn(self, number: int, answer: Mapping[str, Any]) -> None: ...
+    def look_again(self) -> None: ...
+
+
+@asynccontextmanager
+async def judging_by(
+    chat: Callable[[web.Request], Awaitable[web.StreamResponse]], **more: Any
+) -> AsyncIterator[tuple[Judging, Desk]]:
+    app, desk = web.Application(), Desk()
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/health", _well)
+    async with TestServer(app) as server:
+        settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
+        judging = Judging({"e": EngineSettings.model_validate(settings)}, [desk], lambda: [files_of("j", "e")])
+        judging.start(desk)
+        yield judging, desk
+        await judging.stop()
+
+
+async def _well(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+def judge_texts(judging: Judging, *texts: str) -> Job:
+    job = Job(Fence(uuid4(), 1), "j", 60.0, [{"text": text} for text in texts], [1] * len(texts))
+    judging.begin(files_of("j", "e"), [Part(job, 0, len(texts))])
+    return job
+
+
+async def said(request: web.Request) -> web.Response:
+    """What the item has as its text; of some it is more trouble."""
+    text = (await request.json())["messages"][-1]["content"]
+    if text == "500":
+        return web.Response(status=500)
+    if text == "long":
+        return web.Response(body=b" " * (LARGEST + 1))
+    if text == "slow":
+        await asyncio.sleep(1)
+    if text == "cut off" and request.transport is not None:
+        request.transport.abort()
+    return web.json_response({"choices": [{"message": {"content": text}}] if text != "none" else []})
+
+
+async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() -> None:
+    async with judging_by(said) as (judging, desk):
+        loop = asyncio.get_running_loop()
+        desk.sending = lambda job: loop.call_soon(lambda: [task.cancel() for task in job.tasks]) and None
+        judge_texts(judging, "verdict: good")
+        await asyncio.wait_for(desk.released.wait(), 5)
+        assert not judging.is_busy(0)
+
+
+async def test_an_answer_that_is_none_is_its_item_s_error_and_the_others_keep_their_scores() -> None:
+    async with judging_by(said, request_s=0.3) as (judging, desk):
+        judge_texts(judging, "verdict: good", "500", "long", "none", "slow", "cut off")
+        await asyncio.wait_for(desk.released.wait(), 5)
+        codes = [desk.entries[at]["error"]["code"] for at in range(1, 6)]
+        assert codes == ["engine_failed"] * 3 + ["engine_timeout", "engine_broke_off"]
+        assert (desk.entries[0]["score"], desk.broken, judging.health(files_of("j", "e"))) == (1.0, [], "ok")
+        judge_texts(judging, "500", "no verdict")
+        await eventually(lambda: desk.broken == ["engine_failed"])
 
 
 @pytest_asyncio.fixture
