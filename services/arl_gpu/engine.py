@@ -145,18 +145,22 @@ class Engine:
         must_succeed: bool = True,
     ) -> Any:
         """What it answered, None where that is no JSON. `within_s` bounds each read, and an answer is short."""
-        parts = urlsplit(self.spec.url)
-        make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = make(parts.hostname or "", parts.port, timeout=within_s)
+        connection: http.client.HTTPConnection | None = None
         try:
+            parts = urlsplit(self.spec.url)
+            make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            connection = make(parts.hostname or "", parts.port, timeout=within_s)
             content = json.dumps(body) if body is not None else None
             connection.request(method, f"{parts.path.rstrip('/')}{path}", content, self._headers)
             response = connection.getresponse()
             said = response.read(LONGEST_ANSWER)
         except (OSError, http.client.HTTPException, socket.gaierror) as error:
             raise EngineTrouble(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
+        except ValueError:  # its text may quote a header, and with it the key
+            raise EngineTrouble("its address or its key can't be sent") from None
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
         if response.status >= 300 and must_succeed:
             shown = said[:200].decode(errors="replace")
             raise EngineRefused(f"{path.partition('?')[0]} answered {response.status}: {shown}")

@@ -3,6 +3,7 @@ import re
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -40,6 +41,28 @@ class EngineSettings(BaseModel):
     patience_s: float = Field(
         default=300.0, gt=0, description="How long actions wait for one that is in trouble, before they settle so"
     )
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        try:
+            port, host = urlsplit(url).port, urlsplit(url).hostname
+        except ValueError as error:
+            raise ValueError(f"is no address: {error}") from None
+        if not host or port == 0:
+            raise ValueError("is no address: it lacks a host, or its port is 0")
+        return url
+
+    @field_validator("api_key", "admin_key")
+    @classmethod
+    def _fits_in_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        """A file's last newline is no part of it."""
+        if key is None:
+            return None
+        stripped = key.get_secret_value().strip()
+        if not stripped or not (stripped.isascii() and stripped.isprintable()):
+            raise ValueError("has to be printable ASCII, and not empty")
+        return SecretStr(stripped)
 
     @property
     def key(self) -> str | None:

@@ -62,7 +62,7 @@ ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "mib": 100, "api_key
 
 
 def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tangram_engines").write_text(json.dumps({"qwen": ENGINE}))
+    (tmp_path / "tangram_engines").write_text(json.dumps({"qwen": ENGINE | {"api_key": "a-secret-key\n"}}))
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     settings = load(GpuSettings)
     assert settings.engines["qwen"].key == "a-secret-key"
@@ -74,6 +74,11 @@ def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, mo
     [
         ({"url": "http://user:a-secret-key@host"}, "URL|url|pattern"),
         ({"url": "ftp://host"}, "pattern"),
+        ({"url": "http://host:99999"}, "no address"),
+        ({"url": "http://host:abc"}, "no address"),
+        ({"url": "http://[::1"}, "no address"),
+        ({"api_key": "a-secret-key\u00e9"}, "printable ASCII"),
+        ({"admin_key": "a-secret\n-key"}, "printable ASCII"),
         ({"device": 1}, "is on device 1"),
         ({"mib": 1000}, "takes 1000 MiB"),
         ({"family": "other"}, "vllm"),
