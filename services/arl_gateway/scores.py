@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 RETRIES = 2
 """Of an action after an infra_error: a score may always be computed again."""
+TIMEOUT_S: float = SubmitAction.model_fields["timeout_s"].default
+"""At least; an action may take as long as somebody waits for it."""
 LOOK_S = 20.0
 GATHER_SHARE = 0.1
 """Of the time that the last action took: so long the next one waits for company while another is on its way."""
@@ -288,6 +290,7 @@ def _action(calls: Sequence[_Call]) -> SubmitAction:
         service=first.service,
         items=[item for call in calls for item in call.ask.items],
         priority=first.priority,
+        timeout_s=max(TIMEOUT_S, *(call.ask.within_s for call in calls)),
         deadline_s=max(1.0, max(call.ends_at for call in calls) - time.monotonic()),
         retries=RETRIES,
     )

@@ -23,12 +23,14 @@ class Held:
     def __init__(self) -> None:
         self.items: list[int] = []
         self.gate = asyncio.Semaphore(0)
+        self.timeouts_s: list[float] = []
         self._texts: dict[Any, list[str]] = {}
 
     async def admit(self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]) -> Any:
         admitted = Admitted(uuid4(), created=True)
         self._texts[admitted.id] = [item.text or "" for item in action.items or ()]
         self.items.append(len(self._texts[admitted.id]))
+        self.timeouts_s.append(action.timeout_s)
         return admitted
 
     async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
@@ -64,6 +66,16 @@ async def test_a_lone_call_goes_at_once_and_those_after_it_together() -> None:
     answers = await asyncio.gather(*calls)
     assert [answer.entries[0].score for answer in answers] == [1.0, 2.0, 3.0, 4.0]
     assert len({answer.action for answer in answers}) == 2
+
+
+async def test_an_action_may_take_as_long_as_a_call_waits_for_it() -> None:
+    held = Held()
+    scores = scores_of(held)
+    for within_s in (55.0, 580.0):
+        ask = Ask(service="judge", items=[ScoreItem(text="a")], task="t", within_s=within_s, alone=True)
+        held.gate.release()
+        await scores.score(ask, CALLER, Trace())
+    assert held.timeouts_s == [300.0, 580.0]
 
 
 async def test_once_nothing_is_on_its_way_nobody_waits_for_company() -> None:
