@@ -117,10 +117,11 @@ class Registry:
     async def _offer(self, files: ServiceFiles) -> None:
         if (before := self._offered.get(files.name)) is not None and before.device != files.device:
             await self._forget(files.name)
+        if files.name in self._pinned:  # of what it was, which may be an engine that stays
+            await self._pin(files.name, on=False)
         for number, owner in self._owners_of(files):
             self._heard(files.name, number, await owner.offer(files.spec))
         self._offered[files.name] = files
-        self._pinned.discard(files.name)
 
     async def _forget(self, name: str) -> None:
         """It takes nothing more, whatever becomes of its weights."""

@@ -155,8 +155,11 @@ class _Worker:
         return {}
 
     def _forget(self, name: str) -> dict[str, Any]:
-        if not self._has_engine(name):  # which stays, whoever is served by it
+        if self._has_engine(name):  # which stays, whoever is served by it
+            self._pin(name, on=False)
+        else:
             self._residency.forget(name)
+            self._pinned.discard(name)
         self._models.pop(name, None)
         self._specs.pop(name, None)
         self._host.pop(name, None)

@@ -69,6 +69,15 @@ async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_on
         assert [(await each.state())["asleep"] for each in (engine, other)] == [True, False]
 
 
+async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_gone(engine: RunningEngine) -> None:
+    async with running_engine() as other, working(engine, other) as worker:
+        await worker.look_at("e0")
+        await worker.pin("judge0", on=True)
+        assert (await held(worker, "e1"))["error"] == "no_room"
+        await worker.forget("judge0")
+        assert (await held(worker, "e1"))["held"]
+
+
 async def test_a_wake_that_fails_takes_nothing_and_the_next_one_may_succeed(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await held(worker, "e0")

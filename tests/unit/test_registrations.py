@@ -115,6 +115,16 @@ def test_judges_are_offered_where_their_engine_is_which_sleeps_once_none_of_them
     assert here.orders[2:] == ["evict a", "evict b"]
 
 
+def test_what_an_engine_is_pinned_for_ends_with_the_judge_that_was_pinned(models: Path) -> None:
+    here = Owner()
+    registry = registry_of(models, here, engines={"qwen": 0, "llama": 0})
+    one = wish("a", kind="judge", source="qwen", pinned=True)
+    for _ in range(2):
+        carried_out(registry, one)
+    carried_out(registry, replace(one, source="llama", pinned=False))
+    assert here.orders[:4] == ["offer a", "pin a", "unpin a", "offer a"]
+
+
 def test_a_judge_that_can_not_be_asked_is_its_own_health(models: Path) -> None:
     registry = registry_of(models, Owner(), engines={"qwen": 0})
     options = {"judge": {"prompt": "no response", "pattern": "(a)", "words": {"a": 1}}}
