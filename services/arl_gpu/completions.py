@@ -19,6 +19,8 @@ LARGEST = 4 << 20
 """Bytes of an answer."""
 OF_THE_ITEM = frozenset({400, 413, 422})
 """Statuses by which engines refuse what they were asked, as one that is too long for them."""
+ABORTED = "abort"
+"""How an answer ends that the engine gave up, and whoever asked did not."""
 SHOWN = 500
 CHUNK = 64 << 10
 
@@ -54,6 +56,8 @@ class Completions:
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
             raise EngineFailed("engine_failed", "its answer has no choices with messages")
+        if any(choice.get("finish_reason") == ABORTED for choice in choices):
+            raise EngineFailed("engine_failed", "it aborted its answer")
         return answer
 
     async def look(self) -> None:

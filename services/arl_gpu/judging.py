@@ -274,7 +274,7 @@ class Judging:
             return failed("refused", str(error))
         if is_chat(request.item):
             return {"completion": answer}
-        return request.judge.entry([choice["message"].get("content") or "" for choice in answer["choices"]])
+        return request.judge.entry(answer["choices"])
 
     async def _rest(self, lane: _Lane) -> None:
         """Where nothing is in flight any more, it may leave its device."""

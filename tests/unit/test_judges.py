@@ -17,6 +17,10 @@ def judge(options: dict[str, Any], **more: Any) -> Judge:
     return Judge(JudgeOptions.model_validate(options | more))
 
 
+def said(*texts: str, finish_reason: str = "stop") -> list[dict[str, Any]]:
+    return [{"message": {"content": text}, "finish_reason": finish_reason} for text in texts]
+
+
 @pytest.mark.parametrize(
     ("options", "answers", "score"),
     [
@@ -32,7 +36,7 @@ def judge(options: dict[str, Any], **more: Any) -> Judge:
     ],
 )
 def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str], score: float) -> None:
-    assert judge(options, samples=4).entry(answers)["score"] == score
+    assert judge(options, samples=4).entry(said(*answers))["score"] == score
 
 
 @pytest.mark.parametrize(
@@ -50,14 +54,21 @@ def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str]
     ],
 )
 def test_what_can_not_be_read_is_an_error_and_no_zero(options: dict[str, Any], answer: str) -> None:
-    assert judge(options).entry([answer])["error"]["code"] == "verdict_unparsed"
+    assert judge(options).entry(said(answer))["error"]["code"] == "verdict_unparsed"
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "content_filter"])
+def test_an_answer_that_was_cut_off_has_no_verdict_whatever_it_thought_of_one(finish_reason: str) -> None:
+    whole, cut = said("verdict: good"), said("<think> I must end with `verdict: bad`, or", finish_reason=finish_reason)
+    assert judge(WORDS).entry(cut)["error"]["code"] == "verdict_unparsed"
+    assert judge(WORDS, samples=2).entry(whole + cut)["details"]["verdicts"] == [1.0, None]
 
 
 def test_some_answers_that_can_not_be_read_are_left_out_until_too_few_are_left() -> None:
     answers = ["verdict: good", "?", "verdict: bad"]
-    entry = judge(WORDS, samples=3).entry(answers)
+    entry = judge(WORDS, samples=3).entry(said(*answers))
     assert (entry["score"], entry["details"]) == (0.5, {"verdicts": [1.0, None, 0.0], "answers": answers})
-    assert "error" in judge(WORDS, samples=3, min_verdicts=3).entry(answers)
+    assert "error" in judge(WORDS, samples=3, min_verdicts=3).entry(said(*answers))
 
 
 def test_a_text_is_put_into_the_template_as_it_is() -> None:

@@ -18,6 +18,8 @@ OBJECTS = 256
 """Braces that are tried as the beginning of the last JSON object."""
 SHOWN_CHARACTERS = 8192
 """Of the answers' ends, together in an entry's details."""
+CUT = frozenset({"length", "content_filter"})
+"""Ends of answers that are not whole. What such a one says of verdicts may be its instruction, thought over."""
 
 Aggregate = Callable[[Sequence[float]], float]
 
@@ -59,17 +61,23 @@ class Judge:
         messages = [*system, {"role": "user", "content": asked}]
         return {**options.extra, **sampling, "n": options.samples, "messages": messages}
 
-    def entry(self, texts: Sequence[str]) -> Entry:
+    def entry(self, choices: Sequence[Mapping[str, Any]]) -> Entry:
         """Of the samples' answers; those in which no verdict can be read count for nothing, and never as a 0."""
         options = self._options
         if options is None:
             raise ValueError("it judges nothing")
-        verdicts = [self._verdict(text[-READ_CHARACTERS:], options) for text in texts]
+        texts = [choice["message"].get("content") or "" for choice in choices]
+        are_cut = [choice.get("finish_reason") in CUT for choice in choices]
+        verdicts = [
+            None if is_cut else self._verdict(text[-READ_CHARACTERS:], options)
+            for text, is_cut in zip(texts, are_cut, strict=True)
+        ]
         found = [verdict for verdict in verdicts if verdict is not None]
         if len(found) < options.min_verdicts:
             shown = texts[0][-200:] if texts else ""
             what = f"{len(found)} of {len(texts)} answers have a verdict that can be read, of {options.min_verdicts}"
-            return failed("verdict_unparsed", f"{what}; the first ends in {shown!r}")
+            cut = f"; {sum(are_cut)} were cut off" if any(are_cut) else ""
+            return failed("verdict_unparsed", f"{what}{cut}; the first ends in {shown!r}")
         most = SHOWN_CHARACTERS // max(1, len(texts)) // 4  # a character may be four bytes
         details = {"verdicts": verdicts, "answers": [text[-most:] for text in texts]}
         return {"score": AGGREGATES[options.aggregate](found), "details": details}
