@@ -4,14 +4,17 @@ import binascii
 import json
 import posixpath
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import EncoderProtocol
 from pydantic_core import PydanticCustomError
 
-__all__ = ["StrictBase64", "no_nul", "relative_path", "small_json"]
+__all__ = ["StrictBase64", "is_deep", "no_nul", "relative_path", "small_json"]
 
 MAX_JSON = 64 << 10
+MAX_DEPTH = 64
+"""Of arrays and objects in each other: whatever reads JSON by recursion can read it."""
 
 
 def no_nul(text: str) -> str:
@@ -26,11 +29,27 @@ def no_nul(text: str) -> str:
 
 def small_json(given: dict[str, Any]) -> dict[str, Any]:
     """What Postgres can keep, of at most 64 KiB."""
+    if is_deep(given):
+        raise ValueError(f"is nested more than {MAX_DEPTH} deep")
     written = json.dumps(given, ensure_ascii=False, allow_nan=False)
     if len(written) > MAX_JSON:
         raise ValueError(f"has {len(written)} characters as JSON; {MAX_JSON} are allowed")
     _storable(given)
     return given
+
+
+def is_deep(value: Any) -> bool:
+    """It is nested more than 64 deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [each for whole in level for each in _parts(whole)]
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _storable(value: Any) -> None:

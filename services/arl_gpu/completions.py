@@ -1,15 +1,18 @@
 """Chat completions of an engine. One try each: whoever wants another is the action's `retries`."""
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from errno import ECONNREFUSED
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 
 from arl_gpu.settings import EngineSettings
+from arl_wire.checks import is_deep
 
-__all__ = ["Completions", "EngineFailed", "ItemRefused"]
+__all__ = ["Answer", "Completions", "EngineFailed", "ItemRefused"]
 
 HEALTH_S = 5.0
 CONNECT_S = 5.0
@@ -37,6 +40,19 @@ class ItemRefused(Exception):
     """The engine takes no such request, and says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A chat completion with at least one choice, each with a message. `size`: its bytes."""
+
+    completion: dict[str, Any]
+    size: int
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = self.completion["choices"]
+        return choices
+
+
 class Completions:
     """Cancelling a call closes its connection, and with it the engine's work on it."""
 
@@ -49,20 +65,21 @@ class Completions:
         self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_S)
         self._session: aiohttp.ClientSession | None = None
 
-    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """With at least one choice, each with a message. Raises `EngineFailed` and `ItemRefused`."""
+    async def complete(self, body: Mapping[str, Any]) -> Answer:
+        """Raises `EngineFailed` and `ItemRefused`."""
         asked = {**body, "model": await self._name(), "stream": False}
-        answer = await self._ask("POST", "/v1/chat/completions", asked)
+        content = await self._ask("POST", "/v1/chat/completions", asked)
+        answer = _read(content)
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
             raise EngineFailed("engine_failed", "its answer has no choices with messages")
         if any(choice.get("finish_reason") == ABORTED for choice in choices):
             raise EngineFailed("engine_failed", "it aborted its answer")
-        return answer
+        return Answer(answer, len(content))
 
     async def look(self) -> None:
         """Raises `EngineFailed` where it is not well; then `engine_gone` where nothing listens any more."""
-        await self._ask("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_S), reads=False)
+        await self._ask("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_S))
 
     async def close(self) -> None:
         if self._session is not None:
@@ -71,7 +88,7 @@ class Completions:
     async def _name(self) -> str:
         """What the engine calls its model."""
         if self._model is None:
-            listed = (await self._ask("GET", "/v1/models", None)).get("data")
+            listed = _read(await self._ask("GET", "/v1/models", None)).get("data")
             first = listed[0] if isinstance(listed, list) and listed else None
             if not isinstance(first, dict) or not isinstance(first.get("id"), str):
                 raise EngineFailed("engine_failed", "it lists no model")
@@ -85,13 +102,12 @@ class Completions:
         body: Mapping[str, Any] | None,
         *,
         timeout: aiohttp.ClientTimeout | None = None,
-        reads: bool = True,
-    ) -> dict[str, Any]:
+    ) -> bytes:
         try:
             async with self._opened().request(
                 method, self._url + path, json=body, timeout=timeout or self._timeout, allow_redirects=False
             ) as response:
-                return _read(response.status, await _content(response), reads=reads)
+                return _accepted(response.status, await _content(response))
         except TimeoutError:
             raise EngineFailed("engine_timeout", f"{path} was not answered in time") from None
         except aiohttp.ClientConnectorError as error:
@@ -119,21 +135,35 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return bytes(found)
 
 
-def _read(status: int, content: bytes, *, reads: bool) -> dict[str, Any]:
+def _accepted(status: int, content: bytes) -> bytes:
     shown = content[:SHOWN].decode(errors="replace")
     if status in OF_THE_ITEM:
         raise ItemRefused(f"the engine answered {status}: {shown}")
     if status >= 300:
         raise EngineFailed("engine_failed", f"it answered {status}: {shown}")
-    if not reads:
-        return {}
+    return content
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    """What Postgres can keep: it refuses numbers that are none, and with them whatever is settled beside them."""
     try:
-        answer = json.loads(content)
-    except (ValueError, RecursionError):
-        answer = None
+        answer = json.loads(content, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise EngineFailed("engine_failed", f"its answer can't be read: {error}") from None
     if not isinstance(answer, dict):
         raise EngineFailed("engine_failed", "its answer is no JSON object")
+    if is_deep(answer):
+        raise EngineFailed("engine_failed", "its answer is nested too deep")
     return answer
+
+
+def _no_number(written: str) -> NoReturn:
+    raise ValueError(f"{written} is no number")
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    return number if math.isfinite(number) else _no_number(written)
 
 
 def _has_message(choice: Any) -> bool:

@@ -58,6 +58,8 @@ class Job:
     """Items that went into a batch."""
     done: dict[int, Entry] = field(default_factory=dict)
     """By the number of the item."""
+    completed_bytes: int = 0
+    """Of the completions among them."""
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set)

@@ -28,6 +28,8 @@ LOOK_S = 2.0
 """Between looks at an engine's health."""
 WAKING_S = 0.05
 """Between questions whether it is awake by now."""
+COMPLETED = 16 << 20
+"""Bytes of all completions of an action, which are settled in one statement."""
 ENDS_IT = frozenset({"engine_gone", "engine_unreachable"})
 """What the engine itself failed of, and not a single answer of it."""
 OF_AN_ANSWER = frozenset({"engine_failed", "engine_timeout", "engine_broke_off"})
@@ -273,8 +275,13 @@ class Judging:
         except ItemRefused as error:
             return failed("refused", str(error))
         if is_chat(request.item):
-            return {"completion": answer}
-        return request.judge.entry(answer["choices"])
+            request.job.completed_bytes += answer.size
+            if request.job.completed_bytes > COMPLETED:
+                return failed(
+                    "too_much_answered", f"an action's completions have at most {COMPLETED >> 20} MiB together"
+                )
+            return {"completion": answer.completion}
+        return request.judge.entry(answer.choices)
 
     async def _rest(self, lane: _Lane) -> None:
         """Where nothing is in flight any more, it may leave its device."""

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from arl_core.fence import Fence
-from arl_gpu.completions import LARGEST
+from arl_gpu.completions import LARGEST, Completions, EngineFailed
 from arl_gpu.engine import EngineSpec
 from arl_gpu.jobs import Job, Report
 from arl_gpu.judging import Judging
@@ -193,6 +193,33 @@ async def judged() -> AsyncIterator[Judged]:
         scoring.start()
         yield Judged([first, second], worker, scoring, judging, reports)
         await scoring.stop()
+
+
+HEARD = '{"choices": [{"message": {"content": "a"}, "finish_reason": "%s"}], "usage": %s}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [HEARD % ("stop", number) for number in ("NaN", "-Infinity", "1e999")]
+    + [HEARD % ("stop", "[" * 70 + "]" * 70), HEARD % ("abort", "1")],
+)
+async def test_an_answer_that_can_not_be_kept_is_the_engine_s_failure(answer: str) -> None:
+    async with running_engine() as engine:
+        await engine.tell(answer=answer)
+        completions = Completions(EngineSettings.model_validate(engine.settings(6)))
+        with pytest.raises(EngineFailed) as failed:
+            await completions.complete({"messages": []})
+        await completions.close()
+    assert failed.value.reason == "engine_failed"
+
+
+async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> None:
+    await judged.engines[0].tell(answer=HEARD % ("stop", json.dumps("x" * (3 << 20))))
+    job = Job(Fence(uuid4(), 1), "j0", 60.0, [{"chat": {}, "messages": []} for _ in range(6)], [10] * 6)
+    judged.jobs[job.fence] = job
+    judged.scoring.add(job)
+    entries = json.loads((await judged.ends())[job.fence].scores or "[]")
+    assert [each.get("error", {}).get("code") for each in entries].count("too_much_answered") == 1
 
 
 def files_of(service: str, engine: str) -> ServiceFiles:

@@ -43,7 +43,7 @@ class Told:
     slow_abort_s: float = 0.0
     """For so long it works on what its client has left."""
     answer: str | None = None
-    """`garbled`, `no_choices` or a status."""
+    """`garbled`, `no_choices`, a status, or what it says as it is."""
     chat_s: float = 0.0
 
 
@@ -126,6 +126,8 @@ class Serving:
                 return web.Response(text='{"choices": [{"mess', content_type="application/json")
             case "no_choices":
                 return web.json_response({"id": "chatcmpl-1", "object": "chat.completion", "model": MODEL})
+            case str() as said if said.startswith("{"):
+                return web.Response(text=said, content_type="application/json")
             case str() as status:
                 return web.json_response({"error": {"message": "as it was told", "code": status}}, status=int(status))
         if body["model"] != MODEL:
