@@ -32,6 +32,9 @@ def said(*texts: str, finish_reason: str = "stop") -> list[dict[str, Any]]:
         (WORDS | {"aggregate": "max"}, ["verdict: good", "verdict: bad"], 1.0),
         (GRADES, ['first {"grade": 2} and then\n```json\n{"grade": 7.5, "why": "{"}\n```'], 7.5),
         (GRADES, ['{"grade": "3"}'], 3.0),
+        (GRADES, ['{"grade": 9, "criteria": [{"name": "style", "grade": 1}]}'], 9.0),
+        (GRADES, ['{"grade": 9, "why": "' + "x" * 20_000 + '", "criteria": [{"grade": 1}]} {"of": {"grade": 2}}'], 9.0),
+        (GRADES, [r'As {"grade": <number>}: \frac{a}{b} and { so {"grade": 3}'], 3.0),
         (GRADES | {"words": {"true": 1, "false": 0}, "minimum": None, "maximum": None}, ['{"grade": true}'], 1.0),
     ],
 )
@@ -50,6 +53,9 @@ def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str]
         (GRADES, '{"grade": '),
         (GRADES, '{"other": 1}'),
         (GRADES, '{"grade": null}'),
+        (GRADES, '{"grade": "1_0"}'),
+        (GRADES, '{"grade": 9, "criteria": [{"grade": 1}], oh}'),
+        (GRADES, """{'grade': 9, 'criteria': [{"grade": 1}]}"""),
         (GRADES, "{" * 100_000),
     ],
 )

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from arl_gpu.kinds.model import Entry, Item, failed
@@ -13,9 +13,14 @@ from arl_wire.judges import FIELDS, JudgeOptions, parts_of
 __all__ = ["Judge", "NotAsked", "is_chat"]
 
 READ_CHARACTERS = 8192
-"""At the end of an answer, where its verdict is looked for."""
-OBJECTS = 256
-"""Braces that are tried as the beginning of the last JSON object."""
+"""At the end of an answer, where a pattern looks for its verdict."""
+SEARCHED = 256 << 10
+"""Characters of an answer whose objects are searched; a part of it would not say which are inside of others."""
+SCANNED = 64 << 20
+"""Characters of an answer before the ends of its objects that can't be read: an error counts the lines before it."""
+BRACE = re.compile(r"[{}]")
+BEGINS_OBJECT = re.compile(r"\s*[\"'}]")
+"""After its brace; others are of formulas, and of templates."""
 SHOWN_CHARACTERS = 8192
 """Of the answers' ends, together in an entry's details."""
 CUT = frozenset({"length", "content_filter"})
@@ -69,8 +74,7 @@ class Judge:
         texts = [choice["message"].get("content") or "" for choice in choices]
         are_cut = [choice.get("finish_reason") in CUT for choice in choices]
         verdicts = [
-            None if is_cut else self._verdict(text[-READ_CHARACTERS:], options)
-            for text, is_cut in zip(texts, are_cut, strict=True)
+            None if is_cut else self._verdict(text, options) for text, is_cut in zip(texts, are_cut, strict=True)
         ]
         found = [verdict for verdict in verdicts if verdict is not None]
         if len(found) < options.min_verdicts:
@@ -83,8 +87,11 @@ class Judge:
         return {"score": AGGREGATES[options.aggregate](found), "details": details}
 
     def _verdict(self, text: str, options: JudgeOptions) -> float | None:
-        said = _last_group(self._pattern, text) if self._pattern is not None else _last_value(options.json_field, text)
-        if said is None:
+        if self._pattern is not None:
+            said = _last_group(self._pattern, text[-READ_CHARACTERS:])
+        else:
+            said = _last_value(options.json_field, text)
+        if said is None or (options.words is None and "_" in said):  # Python would read 1_0 as 10
             return None
         if options.words is not None:
             return options.words.get(said.strip().lower())
@@ -105,24 +112,35 @@ def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _last_value(name: str | None, text: str) -> str | None:
-    for begin in _braces(text):
-        try:
-            said, _ = json.JSONDecoder().raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(said, dict) and name in said:
-            value = said[name]
-            return value if isinstance(value, str) else json.dumps(value)
-    return None
+    """Of the last object that has the field and is in no other one, whether that can be read or not."""
+    found: str | None = None
+    at = inside = 0
+    left = SCANNED
+    if len(text) > SEARCHED:
+        return None
+    while brace := BRACE.search(text, at):
+        at = brace.end()
+        if inside:
+            inside += 1 if brace[0] == "{" else -1
+        elif brace[0] == "{" and BEGINS_OBJECT.match(text, at):
+            try:
+                said, at = json.JSONDecoder().raw_decode(text, brace.start())
+            except (ValueError, RecursionError) as error:
+                inside = 1
+                left -= error.pos if isinstance(error, json.JSONDecodeError) else len(text)
+                if left < 0:
+                    return None
+                continue
+            if name in said:
+                found = _written(said[name])
+    return found
 
 
-def _braces(text: str) -> Iterator[int]:
-    """From the last one on."""
-    at = len(text)
-    for _ in range(OBJECTS):
-        if (at := text.rfind("{", 0, at)) < 0:
-            return
-        yield at
+def _written(value: Any) -> str | None:
+    """Arrays and objects are no verdicts."""
+    if isinstance(value, dict | list):
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _mean(found: Sequence[float]) -> float:
