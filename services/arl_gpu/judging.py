@@ -281,7 +281,8 @@ class Judging:
                     "too_much_answered", f"an action's completions have at most {COMPLETED >> 20} MiB together"
                 )
             return {"completion": answer.completion}
-        return request.judge.entry(answer.choices)
+        # A pattern may take its time, in which nodes and engines are to be heard.
+        return await asyncio.to_thread(request.judge.entry, answer.choices)
 
     async def _rest(self, lane: _Lane) -> None:
         """Where nothing is in flight any more, it may leave its device."""

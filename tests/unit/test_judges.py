@@ -70,6 +70,11 @@ def test_an_answer_that_was_cut_off_has_no_verdict_whatever_it_thought_of_one(fi
     assert judge(WORDS, samples=2).entry(whole + cut)["details"]["verdicts"] == [1.0, None]
 
 
+def test_a_pattern_that_takes_too_long_is_given_up_and_said() -> None:
+    slow = judge(WORDS, pattern=r"(?:.*,){1,20}(\d)")
+    assert slow.entry(said("," * 8000))["error"]["code"] == "pattern_timeout"
+
+
 def test_some_answers_that_can_not_be_read_are_left_out_until_too_few_are_left() -> None:
     answers = ["verdict: good", "?", "verdict: bad"]
     entry = judge(WORDS, samples=3).entry(said(*answers))

@@ -3,9 +3,12 @@
 import json
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import regex
 
 from arl_gpu.kinds.model import Entry, Item, failed
 from arl_wire.judges import FIELDS, JudgeOptions, parts_of
@@ -14,6 +17,12 @@ __all__ = ["Judge", "NotAsked", "is_chat"]
 
 READ_CHARACTERS = 8192
 """At the end of an answer, where a pattern looks for its verdict."""
+MATCH_S = 0.5
+"""For a pattern on one answer."""
+MATCHED_S = 2.0
+"""For a pattern on all answers to an item, of which each has"""
+SHORTEST_S = 0.01
+"""at least."""
 SEARCHED = 256 << 10
 """Characters of an answer whose objects are searched; a part of it would not say which are inside of others."""
 SCANNED = 64 << 20
@@ -46,7 +55,6 @@ class Judge:
     def __init__(self, options: JudgeOptions | None) -> None:
         """`None`: it only answers chats."""
         self._options = options
-        self._pattern = re.compile(options.pattern) if options is not None and options.pattern is not None else None
 
     def request(self, item: Item) -> Mapping[str, Any]:
         """The body of a chat completion without its model. Raises `NotAsked`."""
@@ -73,24 +81,36 @@ class Judge:
             raise ValueError("it judges nothing")
         texts = [choice["message"].get("content") or "" for choice in choices]
         are_cut = [choice.get("finish_reason") in CUT for choice in choices]
-        verdicts = [
-            None if is_cut else self._verdict(text, options) for text, is_cut in zip(texts, are_cut, strict=True)
-        ]
+        try:
+            reader = _Reader(options)
+        except regex.error as error:
+            return failed("bad_pattern", f"its pattern can't be used: {error}")
+        verdicts = [None if is_cut else reader.verdict(text) for text, is_cut in zip(texts, are_cut, strict=True)]
         found = [verdict for verdict in verdicts if verdict is not None]
         if len(found) < options.min_verdicts:
             shown = texts[0][-200:] if texts else ""
             what = f"{len(found)} of {len(texts)} answers have a verdict that can be read, of {options.min_verdicts}"
             cut = f"; {sum(are_cut)} were cut off" if any(are_cut) else ""
+            if reader.ran_out:
+                return failed("pattern_timeout", f"{what}{cut}; the pattern took too long to find it")
             return failed("verdict_unparsed", f"{what}{cut}; the first ends in {shown!r}")
         most = SHOWN_CHARACTERS // max(1, len(texts)) // 4  # a character may be four bytes
         details = {"verdicts": verdicts, "answers": [text[-most:] for text in texts]}
         return {"score": AGGREGATES[options.aggregate](found), "details": details}
 
-    def _verdict(self, text: str, options: JudgeOptions) -> float | None:
-        if self._pattern is not None:
-            said = _last_group(self._pattern, text[-READ_CHARACTERS:])
-        else:
-            said = _last_value(options.json_field, text)
+
+class _Reader:
+    """Of the verdicts in an item's answers. Raises `regex.error` for a pattern that can't be used."""
+
+    def __init__(self, options: JudgeOptions) -> None:
+        self._options = options
+        self._pattern = regex.compile(options.pattern) if options.pattern is not None else None
+        self._ends_at = time.monotonic() + MATCHED_S
+        self.ran_out = False
+        """The pattern could not be tried on an answer to its end."""
+
+    def verdict(self, text: str) -> float | None:
+        options, said = self._options, self._said(text)
         if said is None or (options.words is None and "_" in said):  # Python would read 1_0 as 10
             return None
         if options.words is not None:
@@ -102,11 +122,21 @@ class Judge:
         is_within = options.minimum is not None and options.maximum is not None
         return number if is_within and options.minimum <= number <= options.maximum else None  # type: ignore[operator]
 
+    def _said(self, text: str) -> str | None:
+        if self._pattern is None:
+            return _last_value(self._options.json_field, text)
+        left = self._ends_at - time.monotonic()
+        try:
+            return _last_group(self._pattern, text[-READ_CHARACTERS:], min(MATCH_S, max(left, SHORTEST_S)))
+        except TimeoutError:
+            self.ran_out = True
+            return None
 
-def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
+
+def _last_group(pattern: Any, text: str, within_s: float) -> str | None:
     """A group that took no part in its match is no verdict."""
     found: str | None = None
-    for match in pattern.finditer(text):
+    for match in pattern.finditer(text, timeout=within_s, concurrent=True):
         found = match.group(1)
     return found
 
