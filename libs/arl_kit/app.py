@@ -45,6 +45,8 @@ SLOWEST_BODY = 64 << 10
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
 """Of FastAPI's own: spans come from rows when an action settles, and errors may quote what a client sent."""
+LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, PoolBusy, OSError, TimeoutError)
+"""What a database that is not reached may be noticed by; `is_temporary` says of each whether it is."""
 _TRACEPARENT = "tangram.traceparent"
 _UNREACHABLE = "the database is not reachable"
 
@@ -86,7 +88,7 @@ def create_app(
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    for lost in (asyncpg.PostgresError, asyncpg.InterfaceError, PoolBusy, OSError, TimeoutError):
+    for lost in LOST:
         app.add_exception_handler(lost, _on_database_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     _add_probes(app, ready)
