@@ -10,11 +10,13 @@ from arl_wire.checks import no_nul, small_json
 
 __all__ = [
     "MAX_CHARACTERS",
+    "MAX_CHOICES",
     "MAX_DETAILS",
     "MAX_ITEMS",
     "MAX_MESSAGES",
     "MAX_TOKEN_IDS",
     "MAX_TOP",
+    "OF_THE_ENGINE",
     "ItemError",
     "Message",
     "Score",
@@ -34,6 +36,14 @@ MAX_DETAILS = 16 << 10
 """Bytes, as JSON, of one entry."""
 OF_A_CHAT = frozenset({"messages", "model", "stream"})
 """What a chat's further fields can't be."""
+OF_THE_ENGINE = frozenset(
+    {
+        *("request_id", "rid", "priority", "cache_salt", "data_parallel_rank", "kv_transfer_params"),
+        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "lora_path", "chat_template", "custom_logit_processor"),
+    }
+)
+"""Nor these: by them one client of an engine would reach another's requests, or the engine itself."""
+MAX_CHOICES = 64
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _ScoredText = Annotated[str, StringConstraints(max_length=64 << 10), AfterValidator(no_nul)]
@@ -44,6 +54,10 @@ _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 def _further_fields(chat: dict[str, Any]) -> dict[str, Any]:
     if wrong := OF_A_CHAT & chat.keys():
         raise ValueError(f"{', '.join(sorted(wrong))}: not given here")
+    if wrong := OF_THE_ENGINE & chat.keys():
+        raise ValueError(f"{', '.join(sorted(wrong))}: the engine's own, and no client's to set")
+    if (choices := chat.get("n")) is not None and not (type(choices) is int and 1 <= choices <= MAX_CHOICES):
+        raise ValueError(f"n: from 1 to {MAX_CHOICES}")
     return small_json(chat)
 
 

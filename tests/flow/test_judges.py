@@ -95,11 +95,17 @@ async def test_items_and_chats_are_answered_and_a_key_is_nowhere_but_with_the_en
     assert engine.settings(1)["api_key"] not in "".join(system.log(name) for name in system.processes)
 
 
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
         ({"stream": True}, 400, "stream"),
         ({"n": 0}, 400, "n"),
+        ({"request_id": "somebody's"}, 400, "request_id"),
+        ({"extra": nested(300)}, 400, None),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, 400, None),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, 400, "messages.0.tool_calls"),

@@ -18,7 +18,7 @@ from arl_gateway.compat.vllm import DOCUMENTED
 from arl_gateway.routes import Writer
 from arl_kit.app import documented
 from arl_wire.errors import BadRequest, Unavailable
-from arl_wire.scores import MAX_MESSAGES, Message, Score
+from arl_wire.scores import MAX_CHOICES, MAX_MESSAGES, OF_THE_ENGINE, Message, Score
 
 __all__ = ["router"]
 
@@ -49,7 +49,7 @@ class ChatRequest(BaseModel):
 
     model: str | None = None
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    n: int | None = Field(default=None, ge=1, le=64)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1)
@@ -78,7 +78,10 @@ async def chat_completions(body: ChatRequest, caller: Writer, request: Request, 
     place = await place_of(request, KINDS, model=body.model)
     if place.service.kind not in KINDS:
         raise refused("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
-    further = body.model_dump(mode="json", exclude=OURS, exclude_none=True)
+    # As they came: what is nested too deep to be written is refused with the item.
+    further = {name: value for name, value in body if name not in OURS and value is not None}
+    if wrong := sorted(OF_THE_ENGINE & further.keys()):
+        raise refused(wrong[0], "is the engine's own, and no client's to set")
     item = chat(_messages(body.messages), further)
     (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
     return answered({**_completion(entry), "model": place.service.name}, response)
