@@ -152,7 +152,7 @@ def test_every_answer_is_a_documented_one(
 
 @pytest.mark.slow
 @SCHEMA.parametrize()
-@settings(BOUNDED, max_examples=30)
+@settings(BOUNDED, max_examples=15)
 def test_every_answer_to_many_more_questions_is_a_documented_one(
     case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]
 ) -> None:
