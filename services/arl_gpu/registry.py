@@ -50,7 +50,8 @@ class Registry:
         self._wishes: dict[str, Wish] = {}
         self._offered = dict(self._along)
         self._pinned: set[str] = set()
-        self._evicted: set[str] = set()
+        self._evicted: dict[str, float] = {}
+        """Which drain of it was carried out."""
         self._loaded: dict[str, float] = {}
         self._busy = asyncio.Lock()
         self.health: dict[str, str] = {}
@@ -97,11 +98,17 @@ class Registry:
             wish = self._wishes.get(name)
             if (pinned := wish is not None and wish.pinned) != (name in self._pinned):
                 yield partial(self._pin, name, on=pinned)
-            if self._may_leave(name, wanted) and name not in self._evicted and self._is_idle(name):
-                yield partial(self._evict, name)
-            if wish is not None and wish.load_asked is not None and self._loaded.get(name, -1.0) < wish.load_asked:
-                yield partial(self._load, name, wish.load_asked)
-        self._evicted = {name for name in self._evicted if self._is_drained(name)}
+            yield from self._moves(wish, wanted) if wish is not None else ()
+
+    def _moves(self, wish: Wish, wanted: Mapping[str, ServiceFiles]) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Off the device and onto it. Of a drain and a load, the later one holds."""
+        name, drained_at, load_asked = wish.name, wish.drained_at, wish.load_asked
+        may_leave = self._may_leave(name, wanted) and self._is_idle(name)
+        if drained_at is not None and may_leave and self._evicted.get(name) != drained_at:
+            yield partial(self._evict, name, drained_at)
+        before = max(self._loaded.get(name, -1.0), drained_at or -1.0)
+        if load_asked is not None and before < load_asked:
+            yield partial(self._load, name, load_asked)
 
     def _registered(self, wish: Wish) -> ServiceFiles | None:
         """None also where it can't be understood: one bad registration is no matter of the others'."""
@@ -130,7 +137,7 @@ class Registry:
             with suppress(WorkerDied):  # what it had ended with it
                 self._heard(name, number, await owner.forget(name))
         self._pinned.discard(name)
-        self._evicted.discard(name)
+        self._evicted.pop(name, None)
         self.health.pop(name, None)
 
     async def _pin(self, name: str, *, on: bool) -> None:
@@ -138,10 +145,15 @@ class Registry:
             self._heard(name, number, await owner.pin(name, on=on))
         (self._pinned.add if on else self._pinned.discard)(name)
 
-    async def _evict(self, name: str) -> None:
+    async def _evict(self, name: str, drained_at: float) -> None:
+        """What is in use yet is asked again; whatever else goes wrong is its health."""
+        in_use = False
         for number, owner in self._owners_of(self._offered.get(name)):
-            self._heard(name, number, await owner.evict(name))
-        self._evicted.add(name)
+            answer = await owner.evict(name)
+            self._heard(name, number, answer)
+            in_use |= answer.get("error") == "busy"
+        if not in_use:
+            self._evicted[name] = drained_at
 
     async def _load(self, name: str, at: float) -> None:
         """Onto the first device that has room. Where it fails, its health says why.
@@ -171,7 +183,7 @@ class Registry:
         return all(self._is_drained(each) for each in (name, *beside))
 
     def _is_drained(self, name: str) -> bool:
-        return (wish := self._wishes.get(name)) is not None and wish.drained
+        return (wish := self._wishes.get(name)) is not None and wish.drained_at is not None
 
     def _heard(self, name: str, number: int, answer: Mapping[str, Any]) -> None:
         self._learn(number, answer)

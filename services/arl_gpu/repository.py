@@ -25,7 +25,8 @@ PUBLISH_SERVICES = text("""
 POLL = text(f"""
     select ({HELD_HERE}) as held,
            (select coalesce(json_agg(w), '[]')::text
-              from (select name, kind, source, options, pinned, drained_at is not null as drained,
+              from (select name, kind, source, options, pinned,
+                           extract(epoch from drained_at)::float8 as drained_at,
                            extract(epoch from load_requested_at)::float8 as load_asked
                       from services) as w) as wishes
 """)  # noqa: S608 - a constant of the library

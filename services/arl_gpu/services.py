@@ -61,8 +61,9 @@ class Wish:
     source: str | None
     options: Mapping[str, Any]
     pinned: bool
-    drained: bool
+    drained_at: float | None
     load_asked: float | None
+    """Seconds since the epoch, by the database's clock."""
 
 
 HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"

@@ -19,7 +19,7 @@ def wish(name: str, **other: Any) -> Wish:
         "source": name,
         "options": {},
         "pinned": False,
-        "drained": False,
+        "drained_at": None,
         "load_asked": None,
     }
     return Wish(name=name, **said | other)
@@ -47,6 +47,7 @@ class Owner:
 
     def __init__(self, *deadly: str) -> None:
         self._deadly, self.orders = set(deadly), list[str]()
+        self.in_use = False
 
     async def _do(self, order: str, name: str) -> dict[str, Any]:
         self.orders.append(f"{order} {name}")
@@ -67,7 +68,8 @@ class Owner:
         return await self._do("restore", name)
 
     async def evict(self, name: str) -> dict[str, Any]:
-        return await self._do("evict", name)
+        answer = await self._do("evict", name)
+        return {"error": "busy", "message": "in use"} if self.in_use else answer
 
 
 def carried_out(registry: Registry, *wishes: Wish) -> None:
@@ -109,10 +111,33 @@ def test_judges_are_offered_where_their_engine_is_which_sleeps_once_none_of_them
         [],
         ["offer a", "offer b"],
     )
-    carried_out(registry, replace(one, drained=True), other, none)
+    carried_out(registry, replace(one, drained_at=1.0), other, none)
     assert here.orders == ["offer a", "offer b"]
-    carried_out(registry, replace(one, drained=True), replace(other, drained=True), none)
+    carried_out(registry, replace(one, drained_at=1.0), replace(other, drained_at=1.0), none)
     assert here.orders[2:] == ["evict a", "evict b"]
+
+
+def test_of_a_drain_and_a_load_that_come_together_the_later_one_holds(models: Path) -> None:
+    owner = Owner()
+    registry = registry_of(models, owner)
+    carried_out(registry, wish("a"), wish("b"))
+    carried_out(registry, wish("a", load_asked=1.0, drained_at=2.0), wish("b", drained_at=1.0, load_asked=2.0))
+    assert owner.orders[2:] == ["evict a", "evict b", "restore b"]
+    carried_out(registry, wish("a", load_asked=1.0, drained_at=2.0), wish("b", drained_at=3.0, load_asked=2.0))
+    assert owner.orders[5:] == ["evict b"]
+
+
+def test_a_drain_of_what_is_in_use_is_carried_out_once_it_is_not(models: Path) -> None:
+    owner = Owner()
+    owner.in_use = True
+    registry = registry_of(models, owner)
+    for _ in range(2):
+        carried_out(registry, wish("a", drained_at=1.0))
+    assert registry.health["a"].startswith("busy")
+    owner.in_use = False
+    for _ in range(3):
+        carried_out(registry, wish("a", drained_at=1.0))
+    assert (owner.orders, registry.health) == (["offer a", "evict a", "evict a", "evict a"], {})
 
 
 def test_what_an_engine_is_pinned_for_ends_with_the_judge_that_was_pinned(models: Path) -> None:
