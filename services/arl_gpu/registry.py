@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from arl_gpu.services import NO_ENGINES, BadRegistration, ServiceFiles, Wish, registered
+from arl_gpu.registrations import NO_ENGINES, BadRegistration, Wish, registered
+from arl_gpu.services import ServiceFiles
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Owner", "Registry"]

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Report, storable, storable_json
-from arl_gpu.services import Wish
+from arl_gpu.registrations import Wish
 from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
 

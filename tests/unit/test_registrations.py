@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from arl_gpu.registrations import NO_ENGINES, Wish
 from arl_gpu.registry import Registry
-from arl_gpu.services import NO_ENGINES, Wish, longest
+from arl_gpu.services import longest
 from arl_gpu.worker_client import WorkerDied
 
 

@@ -1,0 +1,85 @@
+"""What operators register, made into services of this node."""
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arl_gpu.services import READERS, ServiceFiles, longest
+from arl_wire.services import ServiceOptions
+
+__all__ = ["NO_ENGINES", "BadRegistration", "Wish", "registered"]
+
+NO_ENGINES: Mapping[str, int] = {}
+TORCH = ("torch", "transformers", "safetensors")
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("similarity", "relevance", "classifier"), READERS),
+    **dict.fromkeys(("sequence-classifier", "reranker", "logprobs"), TORCH),
+}
+"""Packages that compute each kind that can be registered."""
+
+
+class BadRegistration(Exception):
+    """What was registered, or its files, can't be understood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A row of `services`. One without a kind is about a service that comes along."""
+
+    name: str
+    kind: str | None
+    source: str | None
+    options: Mapping[str, Any]
+    pinned: bool
+    drained_at: float | None
+    load_asked: float | None
+    """Seconds since the epoch, by the database's clock."""
+
+
+def registered(wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES) -> ServiceFiles | None:
+    """What a registered service is made of on this node; None where its files are not here, or what computes it.
+
+    `engines`: the numbers of their devices, by name. Raises `BadRegistration`.
+    """
+    try:
+        return _judge(wish, engines) if wish.kind == "judge" else _registered(wish, models)
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadRegistration(f"{type(error).__name__}: {error}") from error
+
+
+def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles | None:
+    if wish.source is None or wish.source not in engines:
+        return None
+    ServiceOptions.model_validate(wish.options)
+    return ServiceFiles(
+        name=wish.name,
+        kind="judge",
+        package=wish.source,
+        directory=Path(),
+        max_tokens=None,
+        options=wish.options,
+        is_registered=True,
+        engine=wish.source,
+        device=engines[wish.source],
+    )
+
+
+def _registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
+    if wish.kind is None or wish.kind not in NEEDS or wish.source is None or models is None:
+        return None
+    directory = (models / wish.source).resolve()
+    is_here = directory.is_relative_to(models.resolve()) and (directory / "config.json").is_file()
+    if not is_here or any(importlib.util.find_spec(each) is None for each in NEEDS[wish.kind]):
+        return None
+    return ServiceFiles(
+        name=wish.name,
+        kind=wish.kind,
+        package=wish.source,
+        directory=directory,
+        max_tokens=int(wish.options.get("max_tokens") or longest(json.loads((directory / "config.json").read_text()))),
+        options=wish.options,
+        is_registered=True,
+    )
