@@ -164,5 +164,5 @@ def test_paper_compares_policies_on_the_cores_of_this_machine() -> None:
 def test_rounds_measures_decisions_and_how_long_a_new_leader_reads_the_queue() -> None:
     document = bench("rounds", "--short")
     figures = document["figures"]
-    assert all(figures[f"{name}_1e5"] > 0 for name in ("round_p99_ms", "decisions_per_s", "rebuild_s"))
-    assert document["samples"]["rebuild"]["known"] >= 90_000
+    assert all(figures[f"{name}_3e4"] > 0 for name in ("round_p99_ms", "decisions_per_s", "rebuild_s"))
+    assert document["samples"]["rebuild"]["known"] >= 27_000

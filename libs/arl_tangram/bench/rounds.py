@@ -28,7 +28,7 @@ class Sizes:
 
     @classmethod
     def short(cls) -> "Sizes":
-        return cls(waiting=(10_000, 100_000), rounds=100, repeats=1)
+        return cls(waiting=(10_000, 30_000), rounds=100, repeats=1)
 
 
 def run_rounds(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
