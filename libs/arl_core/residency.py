@@ -54,7 +54,7 @@ class Holding:
     host_size: int = 0
     """Bytes in host memory that are ours to count; an engine keeps its own."""
     stays: bool = False
-    """It was told to leave and did not: others have to do without its bytes until it is heard of again."""
+    """It was told to leave and did not, or could not be asked: others do without its bytes until it is heard of."""
 
     @property
     def bytes_on_device(self) -> int:
@@ -81,6 +81,11 @@ class Occupancy:
     @property
     def free(self) -> int:
         return self.capacity - self.used
+
+    @property
+    def is_overfull(self) -> bool:
+        """Also without what stays, which may not be there."""
+        return sum(each.bytes_on_device for each in self.services.values() if not each.stays) > self.capacity
 
     def of(self, name: str) -> Holding:
         return self.services.get(name, Holding())
@@ -131,8 +136,12 @@ class Occupancy:
         held = replace(self._in(name, Residence.COLD), state=Residence.HOST, size=size, load_s=took_s)
         return self._with(name, replace(held, host_size=size if host_size is None else host_size))
 
+    def found(self, name: str) -> "Occupancy":
+        """It is on the device already, whether there is room for it or not: `free` may be less than nothing."""
+        return self._moved(name, Residence.HOST, Residence.RESIDENT)
+
     def staying(self, name: str, *, on: bool) -> "Occupancy":
-        """Whether it keeps its bytes though it was told to leave."""
+        """Whether it keeps its bytes whoever needs them, as after it was told to leave."""
         return self._with(name, replace(self.of(name), stays=on))
 
     def cooled(self, name: str) -> "Occupancy":

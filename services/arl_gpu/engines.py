@@ -1,6 +1,6 @@
 """The engines that share a worker's device: known from its start, whoever is served by them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,27 +34,34 @@ class Engines:
             name: Engine(EngineSpec(**spec), key=keys.get(name), is_asleep=name in asleep)
             for name, spec in specs.items()
         }
-        for name in self._engines:
+        self._unheard = set(self._engines)
+        for name in sorted(self._engines, key=lambda each: each not in held):  # what is in use has its room first
+            residency.adopt(key_of(name), self._engines[name])
             with suppress(EngineTrouble):  # whoever wants it hears of it
-                self.adopt(name)
-        for name in held:
-            if self.states.get(name) == Residence.RESIDENT:
-                with suppress(EngineTrouble):
-                    residency.hold(key_of(name))
+                self.look_at(name)
+            for _ in range(held.count(name)):
+                residency.keep(key_of(name))
+
+    @property
+    def unheard(self) -> Collection[str]:
+        """Of which nobody knows what they hold, since they could not be asked: they count as awake."""
+        return self._unheard
 
     @property
     def states(self) -> dict[str, str]:
         known = self._residency.states
         return {name: known.get(key_of(name), Residence.COLD).value for name in self._engines}
 
-    def adopt(self, name: str) -> None:
-        """Nothing, where it is known. Raises `EngineTrouble`, and `LookupError` for one that is not this device's."""
-        if self._residency.states.get(key_of(name), Residence.COLD) is Residence.COLD:
-            self._residency.adopt(key_of(name), self._engines[name])
+    def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
+        """As `Residency.hold`. Raises also `LookupError` for one that is not this device's."""
+        self._engines[name]
+        is_held = self._residency.hold(key_of(name), waiting=waiting)
+        self._unheard.discard(name)
+        return is_held
 
-    def look_at(self, name: str, *, restarted: bool) -> None:
+    def look_at(self, name: str, *, restarted: bool = False) -> None:
         """After trouble with it. Raises `EngineTrouble` where there is more."""
         if restarted:
             self._engines[name].was_restarted()
-        self.adopt(name)
         self._residency.look_at(key_of(name))
+        self._unheard.discard(name)

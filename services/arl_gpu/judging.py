@@ -87,6 +87,8 @@ class _Lane:
     """When it was not in trouble last, as far as anybody looked."""
     is_gone: bool = False
     """Nothing listened there, so whatever does later has begun anew."""
+    is_unheard: bool = True
+    """Its device's worker does not know what it holds, or was not asked yet."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -134,6 +136,12 @@ class Judging:
     def health(self, service: ServiceFiles) -> str:
         lane = self._lanes.get(service.engine or "")
         return "ok" if lane is None or lane.trouble is None else lane.trouble
+
+    def hear(self, number: int, answer: Mapping[str, Any]) -> None:
+        """Of a device's worker, whatever it was asked."""
+        for lane in self._lanes.values():
+            if lane.settings.device == number and "unheard" in answer:
+                lane.is_unheard = lane.name in answer["unheard"]
 
     def closed(self, number: int, *, makes_room: bool) -> set[str]:
         """Services of which a device begins nothing now. `makes_room`: something else needs what engines hold."""
@@ -333,8 +341,12 @@ class Judging:
             lane.trouble = f"{reason}: {error}"
             return
         async with lane.changing:
-            if lane.trouble is not None and not lane.is_held:
+            if (lane.trouble is not None or self._is_unknown(lane)) and not lane.is_held:
                 await self._look_at(lane)
+
+    def _is_unknown(self, lane: _Lane) -> bool:
+        """It matters once a judge is served by it: a node that judges nothing needs no worker."""
+        return lane.is_unheard and any(each.engine == lane.name for each in self._judges())
 
     async def _look_at(self, lane: _Lane) -> None:
         number = lane.settings.device

@@ -102,29 +102,36 @@ class Residency:
             self._cool(other)
 
     def adopt(self, name: str, engine: Engine) -> None:
-        """An engine as it is found. It keeps what it holds where that is free, and is put to sleep where it is not.
-
-        Raises `EngineTrouble`; then it stays cold.
-        """
-        is_awake = engine.is_awake()
-        loaded = self._occupancy.loaded(name, engine.size, host_size=0)
-        if is_awake and engine.size > loaded.free:
-            engine.sleep()
-            is_awake = False
-        self._occupancy, self._engines[name] = loaded, engine
-        if is_awake:
-            self._blocks[name] = self._device.lend(engine.size)
-            self._occupancy = self._occupancy.restoring(name).restored(name)
+        """It is taken for awake, and for staying so, until `look_at` has heard what it is."""
+        self._occupancy = self._occupancy.loaded(name, engine.size, host_size=0).found(name).staying(name, on=True)
+        self._engines[name] = engine
+        self._count(name)
 
     def look_at(self, name: str) -> None:
-        """Take an engine for what it says it is, after something else may have changed it. Raises `EngineTrouble`."""
-        state, engine = self._occupancy.of(name).state, self._engines[name]
+        """Take an engine for what it says it is; one for which there is no room is put to sleep where nobody uses it.
+
+        Raises `EngineTrouble`; then it is what it was, or awake and staying so.
+        """
+        engine, held = self._engines[name], self._occupancy.of(name)
+        if held.state is Residence.RESTORING:
+            return
+        is_awake = engine.is_awake()
         self._occupancy = self._occupancy.staying(name, on=False)
-        if state is Residence.RESIDENT and not self._occupancy.of(name).users and not engine.is_awake():
-            self._leave(name)
-        elif state is Residence.HOST and engine.is_awake():
-            self._occupancy = self._occupancy.cooled(name)
-            self.adopt(name, engine)
+        if not is_awake:
+            if held.state is Residence.RESIDENT and not held.users:
+                self._leave(name)
+            return
+        if held.state is Residence.HOST:
+            self._occupancy = self._occupancy.found(name)
+        if self._occupancy.is_overfull and not held.users:
+            self.evict(name)
+        else:
+            self._count(name)
+
+    def keep(self, name: str) -> None:
+        """Whoever used an engine before this was its residency still does, if it can be awake."""
+        if self._occupancy.of(name).state is Residence.RESIDENT:
+            self._occupancy = self._occupancy.taken(name, now=time.monotonic())
 
     def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
         """An engine is in use from now on, until `release`; False while it is still on its way.
@@ -259,8 +266,15 @@ class Residency:
 
     def _leave(self, name: str) -> None:
         evicted = self._occupancy.evicted(name)
-        self._free(name, self._blocks.pop(name))
+        if name in self._blocks:  # an engine that was found where there is no room has none
+            self._free(name, self._blocks.pop(name))
         self._occupancy = evicted
+
+    def _count(self, name: str) -> None:
+        """What is found on the device, also by the device's own account, as far as that has room."""
+        if name not in self._blocks:
+            with suppress(DeviceFull):
+                self._blocks[name] = self._device.lend(self._occupancy.of(name).size)
 
     def _bring(self, name: str, waiting: Sequence[str]) -> None:
         if name in self._copies:

@@ -281,6 +281,7 @@ class Scoring:
     def learn(self, number: int, answer: Mapping[str, Any]) -> None:
         """What is on a device now, as its worker said with any answer."""
         device = self._devices[number]
+        self._judging.hear(number, answer)
         device.states = {name: Residence(state) for name, state in answer["states"].items()}
         device.used_bytes = answer["used_bytes"]
         device.fitting = set(answer["fitting"]) if "fitting" in answer else None

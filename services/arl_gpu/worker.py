@@ -122,7 +122,7 @@ class _Worker:
             code = "forward_failed" if op == "score" else "order_failed"
             answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
-        now |= {"engines": self._engines.states}
+        now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unheard)}
         return answer | now | {"moves": asdict(self._residency.moves())}
 
     def _score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
@@ -185,9 +185,7 @@ class _Worker:
 
     def _hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
         """It stays awake until it is released; `held` is false while it wakes up."""
-        self._engines.adopt(engine)
-        places = [self._place(each) for each in waiting]
-        return {"held": self._residency.hold(key_of(engine), waiting=places)}
+        return {"held": self._engines.hold(engine, waiting=[self._place(each) for each in waiting])}
 
     def _release(self, engine: str) -> dict[str, Any]:
         self._residency.release(key_of(engine))

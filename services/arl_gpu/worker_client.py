@@ -174,8 +174,9 @@ class Worker:
 
     def _note(self, answer: Mapping[str, Any]) -> None:
         """What the next worker has to know, and can't ask all engines about."""
-        states = answer.get("engines", {})
-        self._config = replace(self._config, asleep=tuple(n for n, state in states.items() if state == Residence.HOST))
+        asleep = {name for name, state in answer.get("engines", {}).items() if state == Residence.HOST}
+        asleep |= {*self._config.asleep} & {*answer.get("unheard", ())}  # that it counts as awake says nothing of it
+        self._config = replace(self._config, asleep=tuple(sorted(asleep)))
 
     async def end(self, *, grace_s: float = 0.0) -> int | None:
         """Its exit code, or minus the signal that ended it. It may end by itself within `grace_s`."""

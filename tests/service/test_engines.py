@@ -69,6 +69,26 @@ async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_on
         assert [(await each.state())["asleep"] for each in (engine, other)] == [True, False]
 
 
+async def test_one_that_can_not_be_asked_at_the_start_has_its_room_and_its_users_until_it_says_what_it_is(
+    engine: RunningEngine,
+) -> None:
+    async with running_engine() as other, working(engine, other) as worker:
+        await held(worker, "e0")
+        await worker.end()
+        engine.kill()
+        answer = await held(worker, "e1")
+        assert (answer["error"], answer["used_bytes"], answer["unheard"]) == ("no_room", 6 * MIB, ["e0"])
+        assert (await worker.evict("judge0"))["error"] == "busy", "whoever held it before does still"
+        await worker.release("e0")
+        assert (await held(worker, "e1"))["error"] == "no_room", "nobody has heard that it sleeps"
+        await engine.start()
+        async with httpx.AsyncClient() as somebody:
+            await somebody.post(f"{engine.url}/sleep")
+        answer = await worker.look_at("e0")
+        assert (answer["engines"]["e0"], answer["used_bytes"], answer["unheard"]) == ("host", 0, [])
+        assert (await held(worker, "e1"))["held"]
+
+
 async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_gone(engine: RunningEngine) -> None:
     async with running_engine() as other, working(engine, other) as worker:
         await worker.look_at("e0")

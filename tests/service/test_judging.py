@@ -80,6 +80,7 @@ class Desk:
         self.entries: dict[int, Entry] = {}
         self.broken: list[str] = []
         self.released = asyncio.Event()
+        self.looked = asyncio.Event()
         self.sending: Callable[[Job], None] = lambda _: None
 
     async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
@@ -90,6 +91,7 @@ class Desk:
         return {}
 
     async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+        self.looked.set()
         return {}
 
     def answered(self, job: Job, at: int, entry: Entry) -> None:
@@ -158,6 +160,11 @@ async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() 
         judge_texts(judging, "verdict: good")
         await asyncio.wait_for(desk.released.wait(), 5)
         assert not judging.is_busy(0)
+
+
+async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at_though_nobody_needs_it() -> None:
+    async with judging_by(said) as (_, desk):
+        await asyncio.wait_for(desk.looked.wait(), 5)
 
 
 async def test_an_answer_that_is_none_is_its_item_s_error_and_the_others_keep_their_scores() -> None:
