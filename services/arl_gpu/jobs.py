@@ -54,6 +54,8 @@ class Job:
     """When it came, or last went into a batch, by the monotonic clock."""
     begun: float | None = None
     """When its first batch began, by the monotonic clock."""
+    runs_since: float | None = None
+    """When its own time began, by the monotonic clock: of a judge's with its first request."""
     given: int = 0
     """Items that went into a batch."""
     done: dict[int, Entry] = field(default_factory=dict)

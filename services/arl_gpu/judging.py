@@ -48,6 +48,7 @@ class EngineOwner(Protocol):
 class Board(Protocol):
     """Where jobs come from, and their items' entries go."""
 
+    def runs(self, job: Job) -> None: ...
     def answered(self, job: Job, at: int, entry: Entry) -> None: ...
     def broke(self, job: Job, reason: str, message: str) -> None: ...
     def give_up(self, services: Collection[str], reason: str, message: str) -> None: ...
@@ -227,9 +228,10 @@ class Judging:
     def _begin_one(self, lane: _Lane, request: _Request) -> None:
         """Counted until its task has ended, which a cancel may do before its first step."""
         lane.running += 1
+        self._board.runs(job := request.job)
         task = self._in_background(self._ask(lane, request))
-        request.job.tasks.add(task)
-        task.add_done_callback(lambda ended: self._end_one(lane, request.job, ended))
+        job.tasks.add(task)
+        task.add_done_callback(lambda ended: self._end_one(lane, job, ended))
 
     def _end_one(self, lane: _Lane, job: Job, task: "asyncio.Task[None]") -> None:
         job.tasks.discard(task)

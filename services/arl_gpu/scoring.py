@@ -204,6 +204,12 @@ class Scoring:
     def is_over(self, job: Job) -> bool:
         return job.fence not in self._jobs
 
+    def runs(self, job: Job) -> None:
+        """Its own time passes from now on, where it does not yet."""
+        if job.runs_since is None:
+            job.runs_since = time.monotonic()
+            job.timer = asyncio.get_running_loop().call_later(job.timeout_s, self._time_out, job)
+
     def answered(self, job: Job, at: int, entry: Entry) -> None:
         """An item of a judge's."""
         self.scored[job.service] += 1
@@ -234,12 +240,13 @@ class Scoring:
             self._failed(f"scoring ended: {task.exception()!r}")
 
     def _begin(self, batch: Batch) -> None:
-        """Time that an action waited for its first batch is not its own."""
-        loop = asyncio.get_running_loop()
+        """Time that an action waited for its first batch is not its own, nor is what an engine takes to wake."""
+        has_engine = self._judging.serving(batch[0].job.service) is not None
         for job, _, _ in batch:
             if not job.has_begun:
                 job.begun = time.monotonic()
-                job.timer = loop.call_later(job.timeout_s, self._time_out, job)
+            if not has_engine:
+                self.runs(job)
 
     async def _run(self, device: _Device, batch: Batch) -> None:
         service = batch[0].job.service
@@ -340,7 +347,7 @@ class Scoring:
         if not self._jobs:
             self._idle.set()
         now = time.monotonic()
-        run_us, cpu_us = int((now - (job.begun or now)) * 1e6), int(job.cpu_s * 1e6)
+        run_us, cpu_us = int((now - (job.runs_since or now)) * 1e6), int(job.cpu_s * 1e6)
         self._report(Report(fence=job.fence, outcome=outcome, run_us=run_us, cpu_us=cpu_us, **found))
 
 

@@ -94,6 +94,8 @@ class Desk:
         self.looked.set()
         return {}
 
+    def runs(self, job: Job) -> None: ...
+
     def answered(self, job: Job, at: int, entry: Entry) -> None:
         job.done[at] = self.entries[at] = entry
 
@@ -227,6 +229,14 @@ async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> N
     judged.scoring.add(job)
     entries = json.loads((await judged.ends())[job.fence].scores or "[]")
     assert [each.get("error", {}).get("code") for each in entries].count("too_much_answered") == 1
+
+
+async def test_the_time_that_an_engine_takes_to_wake_is_not_the_action_s(judged: Judged) -> None:
+    await judged.engines[1].tell(slow_wake_s=1.2)
+    job = judged.add("j1", "text", timeout_s=1.0)
+    report = (await judged.ends())[job.fence]
+    assert (report.outcome, (await judged.engines[1].state())["wakes"]) == ("ok", 1)
+    assert report.run_us < 1_000_000
 
 
 def files_of(service: str, engine: str) -> ServiceFiles:
