@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from string import Formatter
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from arl_wire.base import Strict
 from arl_wire.checks import no_nul, small_json
@@ -59,6 +59,16 @@ def _repeats_repeats(pattern: str) -> bool:
     return has(_parser.parse(pattern), inside=False)
 
 
+def _are_told_apart(words: Any) -> Any:
+    if not isinstance(words, dict):
+        return words
+    seen: dict[str, str] = {}
+    for word in (each for each in words if isinstance(each, str)):
+        if (same := seen.setdefault(word.strip().lower(), word)) is not word:
+            raise ValueError(f"{same!r} and {word!r} are one word: neither case nor the space around it matters")
+    return words
+
+
 _Template = Annotated[str, StringConstraints(min_length=1, max_length=32 << 10), AfterValidator(no_nul)]
 _Word = Annotated[str, StringConstraints(min_length=1, max_length=256, strip_whitespace=True, to_lower=True)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -85,7 +95,7 @@ class JudgeOptions(Strict):
     json_field: _Template | None = Field(
         default=None, description="Instead: a field of the last JSON object that the answer has"
     )
-    words: dict[_Word, _Finite] | None = Field(
+    words: Annotated[dict[_Word, _Finite] | None, BeforeValidator(_are_told_apart)] = Field(
         default=None, min_length=1, max_length=256, description="What verdicts are worth; case does not matter"
     )
     minimum: _Finite | None = Field(default=None, description="Instead of words: the verdict is a number from here")

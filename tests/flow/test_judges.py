@@ -109,6 +109,7 @@ def nested(depth: int) -> list[Any]:
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, 400, None),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, 400, "messages.0.tool_calls"),
+        ({"messages": [{"role": "user", "content": "a" * 65_537}]}, 400, "messages.0"),
         ({"model": "minilm"}, 400, "model"),
     ],
 )

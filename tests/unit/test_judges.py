@@ -106,6 +106,7 @@ def test_a_text_is_put_into_the_template_as_it_is() -> None:
         ({"pattern": "good|bad"}, "0 groups"),
         ({"pattern": r"((?:a+)*)"}, "for ever"),
         ({"json_field": "verdict"}, "one of pattern and json_field"),
+        ({"words": {"Good": 1, "good ": 0}}, "words\n.*'Good' and 'good ' are one word"),
         ({"minimum": 0, "maximum": 1}, "either words"),
         ({"words": None, "minimum": 0}, "either words"),
         ({"samples": 2, "min_verdicts": 3}, "min_verdicts"),
