@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from arl_gpu.device import CopyFailed
 
-__all__ = ["Engine", "EngineSpec", "EngineTrouble", "WakeFailed", "Waking"]
+__all__ = ["Engine", "EngineSpec", "EngineTooLarge", "EngineTrouble", "WakeFailed", "Waking"]
 
 ASK_S = 5.0
 """For an answer that takes the engine no work."""
@@ -34,6 +34,10 @@ Family = Literal["vllm", "sglang"]
 
 class EngineTrouble(Exception):
     """It can't be reached, refuses, or does not do what it said."""
+
+
+class EngineTooLarge(EngineTrouble):
+    """Its device has less room than it takes, whoever leaves."""
 
 
 class EngineRefused(EngineTrouble):

@@ -5,10 +5,12 @@ from contextlib import suppress
 from typing import Any
 
 from arl_core.residency import Residence
-from arl_gpu.engine import Engine, EngineSpec, EngineTrouble
+from arl_gpu.engine import Engine, EngineSpec, EngineTooLarge, EngineTrouble
 from arl_gpu.residency import Residency
 
 __all__ = ["Engines", "key_of"]
+
+MIB = 1 << 20
 
 
 def key_of(engine: str) -> str:
@@ -53,15 +55,21 @@ class Engines:
         return {name: known.get(key_of(name), Residence.COLD).value for name in self._engines}
 
     def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
-        """As `Residency.hold`. Raises also `LookupError` for one that is not this device's."""
-        self._engines[name]
+        """As `Residency.hold`. Raises also `LookupError` for one that is not this device's, and `EngineTooLarge`."""
+        self._must_fit(name)
         is_held = self._residency.hold(key_of(name), waiting=waiting)
         self._unheard.discard(name)
         return is_held
 
     def look_at(self, name: str, *, restarted: bool = False) -> None:
-        """After trouble with it. Raises `EngineTrouble` where there is more."""
+        """After trouble with it, or before anybody wants it. Raises `EngineTrouble` where there is more."""
         if restarted:
             self._engines[name].was_restarted()
         self._residency.look_at(key_of(name))
         self._unheard.discard(name)
+        self._must_fit(name)
+
+    def _must_fit(self, name: str) -> None:
+        size, room = self._engines[name].size, self._residency.capacity
+        if size > room:
+            raise EngineTooLarge(f"engine {name} takes {size // MIB} MiB, and its device has {room // MIB} MiB in all")

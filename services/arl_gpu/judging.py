@@ -32,6 +32,10 @@ COMPLETED = 16 << 20
 """Bytes of all completions of an action, which are settled in one statement."""
 ENDS_IT = frozenset({"engine_gone", "engine_unreachable"})
 """What the engine itself failed of, and not a single answer of it."""
+TOO_LARGE = "engine_too_large"
+"""Nothing mends that but other settings, so nobody waits."""
+TROUBLE = frozenset({"wake_failed", "engine_trouble", TOO_LARGE})
+"""What an engine could not be had for that is its own fault."""
 OF_AN_ANSWER = frozenset({"engine_failed", "engine_timeout", "engine_broke_off"})
 
 log = logging.getLogger(__name__)
@@ -220,7 +224,7 @@ class Judging:
     def _break(self, lane: _Lane, reason: str, message: str) -> None:
         """Of what waited for it; no room is no fault of the engine's."""
         log.warning("engine %s can't be had: %s: %s", lane.name, reason, message)
-        if reason in ("wake_failed", "engine_trouble"):
+        if reason in TROUBLE:
             lane.trouble = f"{reason}: {message}"
         while lane.pending:
             self._board.broke(lane.pending.popleft().job, reason, message)
@@ -326,9 +330,10 @@ class Judging:
         """Nobody waits for ever for one that does not come back."""
         if lane.trouble is None:
             lane.well_at = time.monotonic()
-        elif time.monotonic() - lane.well_at > lane.settings.patience_s:
+            return
+        reason, _, message = lane.trouble.partition(": ")
+        if reason == TOO_LARGE or time.monotonic() - lane.well_at > lane.settings.patience_s:
             services = {each.name for each in self._judges() if each.engine == lane.name}
-            reason, _, message = lane.trouble.partition(": ")
             self._board.give_up(services, reason, message)
 
     async def _look(self, lane: _Lane) -> None:

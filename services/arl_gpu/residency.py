@@ -72,6 +72,11 @@ class Residency:
         return {name: held.state for name, held in self._occupancy.services.items()}
 
     @property
+    def capacity(self) -> int:
+        """Bytes of the device for all that may be on it."""
+        return self._occupancy.capacity
+
+    @property
     def used(self) -> int:
         """Bytes of all services on the device."""
         return self._occupancy.used

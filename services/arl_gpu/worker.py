@@ -18,7 +18,7 @@ from arl_core.residency import Busy, Residence
 from arl_gpu import kinds
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
-from arl_gpu.engine import EngineTrouble, WakeFailed
+from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
 from arl_gpu.engines import Engines, key_of
 from arl_gpu.host_memory import shared
 from arl_gpu.kinds.model import Item, Model
@@ -34,10 +34,11 @@ CODES: Mapping[type[Exception], str] = {
     NoRoom: "no_room",
     CopyFailed: "copy_failed",
     Busy: "busy",
+    EngineTooLarge: "engine_too_large",
     EngineTrouble: "engine_trouble",
     WakeFailed: "wake_failed",
 }
-"""Of an order that was not carried out."""
+"""Of an order that was not carried out: the nearest of the error's classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class _Worker:
         except NotFreed:
             raise
         except tuple(CODES) as error:
-            answer = {"error": CODES[type(error)], "message": str(error)}
+            answer = {"error": _code_of(error), "message": str(error)}
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
@@ -227,6 +228,10 @@ class _Worker:
             self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
             self._models[service] = model
         return self._models[service]
+
+
+def _code_of(error: Exception) -> str:
+    return next(CODES[each] for each in type(error).__mro__ if each in CODES)
 
 
 def serve(channel: socket.socket, config: Config, keys: Mapping[str, str] | None = None) -> None:

@@ -89,6 +89,26 @@ async def test_one_that_can_not_be_asked_at_the_start_has_its_room_and_its_users
         assert (await held(worker, "e1"))["held"]
 
 
+async def test_one_that_is_larger_than_its_device_is_refused_by_name(engine: RunningEngine) -> None:
+    async with working(engine, device_mib=5) as worker:
+        for answer in (await worker.look_at("e0"), await worker.hold("e0")):
+            assert (answer["error"], answer["message"]) == (
+                "engine_too_large",
+                "engine e0 takes 6 MiB, and its device has 5 MiB in all",
+            )
+        assert (await engine.state())["asleep"], "it could not be used, and others might"
+
+
+async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_worker(engine: RunningEngine) -> None:
+    async with working(engine) as worker:
+        await worker.look_at("e0")
+        await engine.tell(refuses_sleep=True)
+        answer, pid = await worker.evict("judge0"), worker.pid
+        assert (answer["error"], answer["used_bytes"]) == ("engine_trouble", 6 * MIB)
+        assert (await worker.look_at("e0"))["engines"] == {"e0": "resident"}
+        assert worker.pid == pid
+
+
 async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_gone(engine: RunningEngine) -> None:
     async with running_engine() as other, working(engine, other) as worker:
         await worker.look_at("e0")

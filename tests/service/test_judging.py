@@ -81,6 +81,8 @@ class Desk:
         self.broken: list[str] = []
         self.released = asyncio.Event()
         self.looked = asyncio.Event()
+        self.found: dict[str, Any] = {}
+        self.given_up: list[str] = []
         self.sending: Callable[[Job], None] = lambda _: None
 
     async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class Desk:
 
     async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
         self.looked.set()
-        return {}
+        return self.found
 
     def runs(self, job: Job) -> None: ...
 
@@ -102,7 +104,8 @@ class Desk:
     def broke(self, job: Job, reason: str, message: str) -> None:
         self.broken.append(reason)
 
-    def give_up(self, services: Collection[str], reason: str, message: str) -> None: ...
+    def give_up(self, services: Collection[str], reason: str, message: str) -> None:
+        self.given_up += services
 
     def is_over(self, job: Job) -> bool:
         """Asked right before the request of an item begins."""
@@ -167,6 +170,13 @@ async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() 
 async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at_though_nobody_needs_it() -> None:
     async with judging_by(said) as (_, desk):
         await asyncio.wait_for(desk.looked.wait(), 5)
+
+
+async def test_one_that_is_larger_than_its_device_says_so_before_anybody_needs_it_and_nobody_waits_for_it() -> None:
+    async with judging_by(said) as (judging, desk):
+        desk.found = {"error": "engine_too_large", "message": "engine e takes 9 MiB"}
+        await eventually(lambda: judging.health(files_of("j", "e")) == "engine_too_large: engine e takes 9 MiB")
+        assert (desk.given_up, judging.closed(0, makes_room=False)) == (["j"], {"j"})
 
 
 async def test_an_answer_that_is_none_is_its_item_s_error_and_the_others_keep_their_scores() -> None:
