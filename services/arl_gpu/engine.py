@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from arl_gpu.device import CopyFailed
 
-__all__ = ["Engine", "EngineSpec", "EngineTooLarge", "EngineTrouble", "WakeFailed", "Waking"]
+__all__ = ["ASK_S", "Engine", "EngineSpec", "EngineTooLarge", "EngineTrouble", "WakeFailed", "Waking"]
 
 ASK_S = 5.0
 """For an answer that takes the engine no work."""
@@ -64,9 +64,15 @@ class EngineSpec:
 class Engine:
     """Drives one. Blocks while it asks; `wake` alone goes on in a thread."""
 
-    def __init__(self, spec: EngineSpec, *, key: str | None = None, is_asleep: bool = False) -> None:
-        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed."""
+    def __init__(
+        self, spec: EngineSpec, *, key: str | None = None, is_asleep: bool = False, on_step: Callable[[], None]
+    ) -> None:
+        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed.
+
+        `on_step` is called before whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
+        """
         self.spec = spec
+        self._on_step = on_step
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
@@ -83,6 +89,32 @@ class Engine:
 
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`."""
+        self._on_step()
+        return self._is_awake()
+
+    def wake(self) -> "Waking":
+        """Begins. One that is awake already is none the worse for it."""
+        return Waking(self._wake)
+
+    def sleep(self) -> None:
+        """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
+        if not self.is_awake():
+            return
+        if self.spec.family == "sglang":
+            self._on_step()
+            # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
+            self._until(self._is_idle, "it is not idle, and nothing of ours is in flight", within_s=self.spec.sleep_s)
+            self._on_step()
+            self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
+            self._slept = True
+            return
+        self._on_step()
+        # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
+        self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
+        self._on_step()
+        self._until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
+
+    def _is_awake(self) -> bool:
         if self.spec.family == "sglang":
             # Its /health generates a token, asleep or not, and any answer of another route says as much.
             self._ask("GET", "/v1/models", within_s=ASK_S, must_succeed=False)
@@ -95,26 +127,9 @@ class Engine:
             raise EngineTrouble(f"its answer to /is_sleeping says neither; {HOW_TO_START}")
         return not answer["is_sleeping"]
 
-    def wake(self) -> "Waking":
-        """Begins. One that is awake already is none the worse for it."""
-        return Waking(self._wake)
-
-    def sleep(self) -> None:
-        """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
-        if not self.is_awake():
-            return
-        if self.spec.family == "sglang":
-            # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
-            self._until(self._is_idle, "it is not idle, and nothing of ours is in flight", within_s=self.spec.sleep_s)
-            self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
-            self._slept = True
-            return
-        # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
-        self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
-        self._until(lambda: not self.is_awake(), "it said that it sleeps, and does not")
-
     def _wake(self) -> None:
-        if self.is_awake():
+        """In a thread of its own: of what it waits for, the caller waits for nothing."""
+        if self._is_awake():
             return
         if self.spec.family == "sglang":
             # It ends where it is told to resume what it did not release, so this is believed from here on.
@@ -122,7 +137,7 @@ class Engine:
             self._ask("POST", "/resume_memory_occupation", TAGS, within_s=self.spec.wake_s)
             return
         self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
-        self._until(self.is_awake, "it said that it woke, and sleeps")
+        self._until(self._is_awake, "it said that it woke, and sleeps")
 
     def _is_idle(self) -> bool:
         """Of SGLang, which empties its cache only then; a release would empty it, too."""

@@ -1,6 +1,6 @@
 """The engines that share a worker's device: known from its start, whoever is served by them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,11 +29,15 @@ class Engines:
         keys: Mapping[str, str],
         held: Sequence[str] = (),
         asleep: Sequence[str] = (),
+        on_step: Callable[[], None],
     ) -> None:
-        """`held`: in use, by somebody who outlived the last worker; `asleep`: that were told to sleep last."""
+        """`held`: in use, by somebody who outlived the last worker; `asleep`: that were told to sleep last.
+
+        `on_step` is called, by the caller's thread, before each wait for one.
+        """
         self._residency = residency
         self._engines = {
-            name: Engine(EngineSpec(**spec), key=keys.get(name), is_asleep=name in asleep)
+            name: Engine(EngineSpec(**spec), key=keys.get(name), is_asleep=name in asleep, on_step=on_step)
             for name, spec in specs.items()
         }
         self._unheard = set(self._engines)

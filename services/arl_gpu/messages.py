@@ -5,11 +5,13 @@ import json
 import socket
 from typing import Any
 
-__all__ = ["checked", "read", "read_blocking", "write", "write_blocking"]
+__all__ = ["STEP", "checked", "read", "read_blocking", "write", "write_blocking"]
 
 _LENGTH = 4
 LARGEST = 256 << 20
 """Bytes of a message. What says that it is longer is none."""
+STEP = {"step": "engine"}
+"""From a worker before its answer, any number of times: it asks something of an engine now."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
 SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s"}

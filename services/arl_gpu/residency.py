@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arl_core.eviction import Eviction
-from arl_core.residency import Occupancy, Residence
+from arl_core.residency import Busy, Occupancy, Residence
 from arl_gpu.device import Block, CopyFailed, Device, DeviceFull, Event
 from arl_gpu.engine import Engine, EngineTrouble, Waking
 from arl_gpu.kinds.model import Weights
@@ -148,19 +148,12 @@ class Residency:
         if self._occupancy.of(name).state is Residence.HOST:
             self._make_room(name, waiting)
             self._begin(name, lambda size: self._lend(name, size))
+        if self._is_waking(name):
+            return False
         if name in self._copies:
-            event = self._copies[name].event
-            if isinstance(event, Waking) and not event.has_ended:
-                return False
             self._finish(name)
         self._occupancy = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
         return True
-
-    def wait_for(self, name: str) -> None:
-        """Until an engine that is on its way is here, or will not be; `hold` says which."""
-        if name in self._copies:
-            with suppress(CopyFailed):
-                self._copies[name].event.wait()
 
     def release(self, name: str) -> None:
         """What nobody holds is released already: so it is after its worker died."""
@@ -239,7 +232,9 @@ class Residency:
         self._moves.evicted += 1
 
     def evict_if_there(self, name: str) -> None:
-        """Also what is on its way. Raises `Busy`, or `NotFreed`."""
+        """Also what is on its way, but for an engine that still wakes up. Raises `Busy`, or `NotFreed`."""
+        if self._is_waking(name):
+            raise Busy(f"{name} is waking up")
         if name in self._copies:
             with suppress(CopyFailed):
                 self._finish(name)
@@ -274,6 +269,10 @@ class Residency:
         if name in self._blocks:  # an engine that was found where there is no room has none
             self._free(name, self._blocks.pop(name))
         self._occupancy = evicted
+
+    def _is_waking(self, name: str) -> bool:
+        event = self._copies[name].event if name in self._copies else None
+        return isinstance(event, Waking) and not event.has_ended
 
     def _count(self, name: str) -> None:
         """What is found on the device, also by the device's own account, as far as that has room."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints,
 from pydantic_settings import NoDecode
 
 from arl_core.eviction import Eviction
+from arl_gpu.engine import ASK_S
 from arl_gpu.host_memory import limit_bytes
 from arl_gpu.services import KNOWN
 from arl_manager.settings import ManagerSettings
@@ -108,7 +109,9 @@ class GpuSettings(ManagerSettings):
     begun_tokens: int = Field(
         default=131_072, ge=16, description="Left of actions that began; the time of a larger one that waits stands"
     )
-    batch_limit_s: float = Field(default=120.0, gt=0, description="A worker that takes longer is started anew")
+    batch_limit_s: float = Field(
+        default=120.0, gt=0, description="A worker that takes longer is started anew; what an engine takes counts apart"
+    )
     device_threads: int | None = Field(default=None, ge=1, description="Of a forward on the CPU device")
 
     @field_validator("services", mode="before")
@@ -159,7 +162,7 @@ class GpuSettings(ManagerSettings):
                 raise ValueError(f"engines: {name} is on device {engine.device}, and there is {len(self.devices)}")
             if self.devices[engine.device] == "cpu" and engine.mib > self.device_mib:
                 raise ValueError(f"engines: {name} takes {engine.mib} MiB, and TANGRAM_DEVICE_MIB is {self.device_mib}")
-            if engine.sleep_s >= self.batch_limit_s:
+            if engine.sleep_s + ASK_S >= self.batch_limit_s:
                 raise ValueError(f"engines: {name} may take longer to sleep than batch_limit_s gives a worker")
         return self
 

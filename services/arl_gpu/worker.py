@@ -22,7 +22,7 @@ from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
 from arl_gpu.engines import Engines, key_of
 from arl_gpu.host_memory import shared
 from arl_gpu.kinds.model import Item, Model
-from arl_gpu.messages import read_blocking, write_blocking
+from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
 __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
@@ -81,7 +81,7 @@ def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None
 
 
 class _Worker:
-    def __init__(self, config: Config, keys: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, keys: Mapping[str, str], on_step: Callable[[], None]) -> None:
         self._specs = dict(config.services)
         self._host = dict(config.host)
         self._residency = Residency(
@@ -90,7 +90,9 @@ class _Worker:
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
         self._models: dict[str, Model] = {}
-        self._engines = Engines(config.engines, self._residency, keys=keys, held=config.held, asleep=config.asleep)
+        self._engines = Engines(
+            config.engines, self._residency, keys=keys, held=config.held, asleep=config.asleep, on_step=on_step
+        )
         self._pinned = set(config.pinned)
         for name in config.pinned:
             self._residency.pin(self._place(name))
@@ -236,7 +238,7 @@ def _code_of(error: Exception) -> str:
 
 def serve(channel: socket.socket, config: Config, keys: Mapping[str, str] | None = None) -> None:
     """Until the other end is closed. `keys`: what engines ask for, by their names."""
-    worker = _Worker(config, keys or {})
+    worker = _Worker(config, keys or {}, lambda: write_blocking(channel, STEP))
     while (order := read_blocking(channel)) is not None:
         write_blocking(channel, worker.answer(order))
 

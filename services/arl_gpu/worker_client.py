@@ -14,7 +14,7 @@ from typing import Any
 from arl_core.residency import Residence
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
-from arl_gpu.messages import checked, read, write
+from arl_gpu.messages import STEP, checked, read, write
 from arl_gpu.residency import Moves
 from arl_gpu.worker import ENGINE_KEYS, Config
 from arl_store.child import spawn
@@ -154,9 +154,11 @@ class Worker:
     async def _ask(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
         process = await self._living()
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self._limit_s) as limit:
                 await write(process.writer, order)
-                answer = checked(await read(process.reader), items=items)
+                while (said := await read(process.reader)) == STEP:  # of several engines, each may take its time
+                    limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
+                answer = checked(said, items=items)
             self._note(answer)
             return answer
         except TimeoutError:

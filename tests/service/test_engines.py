@@ -31,11 +31,13 @@ def spec_of(engine: RunningEngine, mib: int = 6) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def working(*engines: RunningEngine, device_mib: int = 8) -> AsyncIterator[Worker]:
-    specs = {f"e{at}": spec_of(each) for at, each in enumerate(engines)}
+async def working(
+    *engines: RunningEngine, device_mib: int = 8, limit_s: float = 30.0, **mib: int
+) -> AsyncIterator[Worker]:
+    specs = {(name := f"e{at}"): spec_of(each, mib.get(name, 6)) for at, each in enumerate(engines)}
     services = {f"judge{at}": {"name": f"judge{at}", "kind": "judge", "engine": f"e{at}"} for at in range(len(specs))}
     config = Config(services={**services, "own": COMPANION}, device_mib=device_mib, copy_mib_per_s=None, engines=specs)
-    worker = Worker(config, threads=1, limit_s=30, engine_keys=dict.fromkeys(specs, KEY))
+    worker = Worker(config, threads=1, limit_s=limit_s, engine_keys=dict.fromkeys(specs, KEY))
     try:
         yield worker
     finally:
@@ -148,6 +150,19 @@ async def test_what_says_that_it_sleeps_and_does_not_keeps_its_bytes_until_it_is
 
 
 @pytest.mark.slow
+async def test_several_that_leave_for_one_may_together_take_longer_than_a_worker_may(engine: RunningEngine) -> None:
+    async with (
+        running_engine() as other,
+        running_engine() as large,
+        working(engine, other, large, device_mib=12, limit_s=3.0, e2=12) as worker,
+    ):
+        assert (await worker.look_at("e2"))["used_bytes"] == 12 * MIB
+        for each in (engine, other):
+            await each.tell(slow_sleep_s=1.6)
+        assert (await held(worker, "e2"))["engines"] == {"e0": "host", "e1": "host", "e2": "resident"}
+
+
+@pytest.mark.slow
 async def test_one_that_somebody_else_put_to_sleep_is_woken_before_it_is_used(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await held(worker, "e0")
@@ -166,6 +181,7 @@ async def test_while_one_wakes_up_others_are_served_and_nothing_takes_its_room(e
         await engine.tell(slow_wake_s=0.5)
         answer = await worker.hold("e0")
         assert (answer["held"], answer["states"]["judge0"], answer["used_bytes"]) == (False, "restoring", 6 * MIB)
+        assert (await worker.evict("judge0"))["error"] == "busy", "nobody is kept waiting for it"
         scored = await worker.score("own", [{"text": "a"}])
         assert (scored["states"]["judge0"], "entries" in scored) == ("restoring", True)
         assert (await held(worker, "e0"))["held"]

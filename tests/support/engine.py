@@ -40,6 +40,7 @@ class Told:
     slow_wake_s: float = 0.0
     sleep_frees_nothing: bool = False
     refuses_sleep: bool = False
+    slow_sleep_s: float = 0.0
     hang: bool = False
     slow_abort_s: float = 0.0
     """For so long it works on what its client has left."""
@@ -79,6 +80,7 @@ class Serving:
             os._exit(3)  # as torch_memory_saver does for what is paused already, and as its assertion does
         while self.seen["in_flight"] and request.query.get("mode") == "wait":
             await asyncio.sleep(0.01)
+        await asyncio.sleep(self.told.slow_sleep_s)
         if self.told.refuses_sleep:
             return web.json_response({"error": "as it was told"}, status=500)
         self.seen["sleeps"] += 1
