@@ -38,6 +38,7 @@ def build(settings: GpuSettings) -> FastAPI:
         copy_mib_per_s=settings.copy_mib_per_s,
         eviction=settings.eviction,
         host_mib=settings.host_budget_mib,
+        engines_dir=str(settings.engines_dir) if settings.engines_dir is not None else None,
     )
     host = HostMemory() if len(settings.devices) > 1 else None
     workers = [_worker(number, config, settings, host) for number in range(len(settings.devices))]

@@ -10,11 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from arl_gpu.device import CopyFailed
+from arl_gpu.last_order import LastOrder
 
 __all__ = ["ASK_S", "Engine", "EngineSpec", "EngineTooLarge", "EngineTrouble", "WakeFailed", "Waking"]
 
@@ -24,7 +26,9 @@ LOOK_S = 0.05
 """Between looks whether it sleeps by now."""
 SETTLES_S = 2.0
 """After it answered, until it is so."""
-LONGEST_ANSWER = 1 << 16
+LONGEST_ANSWER = 1 << 20
+DRAWN = 1 << 16
+"""A process of SGLang is known by the seed that it draws at its start. Smaller ones are likely to have been given."""
 HOW_TO_START = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
 TAGS = {"tags": ["weights", "kv_cache"]}
 """Of SGLang: all that it can release."""
@@ -65,9 +69,15 @@ class Engine:
     """Drives one. Blocks while it asks; `wake` alone goes on in a thread."""
 
     def __init__(
-        self, spec: EngineSpec, *, key: str | None = None, is_asleep: bool = False, on_step: Callable[[], None]
+        self,
+        spec: EngineSpec,
+        *,
+        key: str | None = None,
+        is_asleep: bool = False,
+        last: LastOrder | None = None,
+        on_step: Callable[[], None],
     ) -> None:
-        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed.
+        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed. `last` is, before that.
 
         `on_step` is called before whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
         """
@@ -78,6 +88,9 @@ class Engine:
             self._headers["authorization"] = f"Bearer {key}"
         self._slept = is_asleep
         """Of SGLang, which can't be asked: whether it was told to sleep last."""
+        self._last, self._recalls = last, last is not None
+        self.is_sure = True
+        """False where nobody knows whether it sleeps: it counts as awake, and is told nothing that would end it."""
 
     @property
     def size(self) -> int:
@@ -85,7 +98,9 @@ class Engine:
 
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
-        self._slept = False
+        self._slept, self.is_sure, self._recalls = False, True, False
+        with suppress(EngineTrouble):  # what is kept there is another process's
+            self._keep(None, sleeps=False)
 
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`."""
@@ -100,13 +115,18 @@ class Engine:
         """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
         if not self.is_awake():
             return
+        if not self.is_sure:
+            raise EngineTrouble("whether it sleeps is not known, and it would end if it does: restart it")
         if self.spec.family == "sglang":
             self._on_step()
             # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
             self._until(self._is_idle, "it is not idle, and nothing of ours is in flight", within_s=self.spec.sleep_s)
+            which = self._which()
+            self._keep(which, sleeps=None)
             self._on_step()
             self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
             self._slept = True
+            self._keep(which, sleeps=True)
             return
         self._on_step()
         # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
@@ -118,6 +138,7 @@ class Engine:
         if self.spec.family == "sglang":
             # Its /health generates a token, asleep or not, and any answer of another route says as much.
             self._ask("GET", "/v1/models", within_s=ASK_S, must_succeed=False)
+            self._recall()
             return not self._slept
         try:
             answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
@@ -132,12 +153,38 @@ class Engine:
         if self._is_awake():
             return
         if self.spec.family == "sglang":
+            self._keep(None, sleeps=None)
             # It ends where it is told to resume what it did not release, so this is believed from here on.
             self._slept = False
             self._ask("POST", "/resume_memory_occupation", TAGS, within_s=self.spec.wake_s)
+            self._keep(None, sleeps=False)
             return
         self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
         self._until(self._is_awake, "it said that it woke, and sleeps")
+
+    def _recall(self) -> None:
+        """Once, of what another told it."""
+        if self._recalls and self._last is not None:
+            slept = self._last.sleeps(self._which())
+            self._slept, self.is_sure, self._recalls = slept is True, slept is not None, False
+
+    def _keep(self, which: str | None, *, sleeps: bool | None) -> None:
+        try:
+            if self._last is not None:
+                self._last.keep(which, sleeps=sleeps)
+        except OSError as error:
+            raise EngineTrouble(f"what it is told can't be kept: {error}") from error
+
+    def _which(self) -> str | None:
+        """Of SGLang's processes, by its newer route or its older one; None where it can't be told from another."""
+        for path in ("/server_info", "/get_server_info") if self._last is not None else ():
+            self._on_step()
+            with suppress(EngineTrouble):
+                said = self._ask("GET", path, within_s=ASK_S, must_succeed=False)
+                seed = said.get("random_seed") if isinstance(said, dict) else None
+                if type(seed) is int and seed >= DRAWN:
+                    return str(seed)
+        return None
 
     def _is_idle(self) -> bool:
         """Of SGLang, which empties its cache only then; a release would empty it, too."""

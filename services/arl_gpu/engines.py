@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from arl_core.residency import Residence
 from arl_gpu.engine import Engine, EngineSpec, EngineTooLarge, EngineTrouble
+from arl_gpu.last_order import LastOrder
 from arl_gpu.residency import Residency
 
 __all__ = ["Engines", "key_of"]
@@ -29,15 +31,23 @@ class Engines:
         keys: Mapping[str, str],
         held: Sequence[str] = (),
         asleep: Sequence[str] = (),
+        directory: Path | None = None,
         on_step: Callable[[], None],
     ) -> None:
         """`held`: in use, by somebody who outlived the last worker; `asleep`: that were told to sleep last.
 
+        `directory`: where it is kept what those were told that can't be asked; without it only `asleep` says so.
         `on_step` is called, by the caller's thread, before each wait for one.
         """
         self._residency = residency
         self._engines = {
-            name: Engine(EngineSpec(**spec), key=keys.get(name), is_asleep=name in asleep, on_step=on_step)
+            name: Engine(
+                EngineSpec(**spec),
+                key=keys.get(name),
+                is_asleep=name in asleep,
+                last=LastOrder(directory / f"{name}.json") if directory is not None else None,
+                on_step=on_step,
+            )
             for name, spec in specs.items()
         }
         self._unheard = set(self._engines)

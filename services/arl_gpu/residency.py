@@ -121,7 +121,7 @@ class Residency:
         if held.state is Residence.RESTORING:
             return
         is_awake = engine.is_awake()
-        self._occupancy = self._occupancy.staying(name, on=False)
+        self._occupancy = self._occupancy.staying(name, on=not engine.is_sure)
         if not is_awake:
             if held.state is Residence.RESIDENT and not held.users:
                 self._leave(name)
@@ -152,7 +152,8 @@ class Residency:
             return False
         if name in self._copies:
             self._finish(name)
-        self._occupancy = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
+        stays = not self._engines[name].is_sure
+        self._occupancy = self._occupancy.staying(name, on=stays).taken(name, now=time.monotonic())
         return True
 
     def release(self, name: str) -> None:

@@ -88,6 +88,9 @@ class GpuSettings(ManagerSettings):
     engines: dict[ServiceName, EngineSettings] = Field(
         default_factory=dict, description="What judges are served by, as a JSON object by the names they know them by"
     )
+    engines_dir: Path | None = Field(
+        default=None, description="Keeps what engines were told that can't be asked, as SGLang, for a later start"
+    )
     slots: int = Field(default=64, ge=1, le=4096, description="Actions in flight, of each service")
     device_mib: int = Field(default=512, ge=1, description="Room for weights on the CPU device")
     copy_mib_per_s: float | None = Field(default=None, gt=0, description="Makes the CPU device's copies this slow")

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from arl_core.eviction import Eviction
@@ -61,6 +62,8 @@ class Config:
     """Of these, what somebody uses at the start."""
     asleep: tuple[str, ...] = ()
     """Of these, what was told to sleep last."""
+    engines_dir: str | None = None
+    """Where it is kept what they were told."""
 
     def open_device(self) -> Device:
         return device_of(
@@ -91,7 +94,13 @@ class _Worker:
         )
         self._models: dict[str, Model] = {}
         self._engines = Engines(
-            config.engines, self._residency, keys=keys, held=config.held, asleep=config.asleep, on_step=on_step
+            config.engines,
+            self._residency,
+            keys=keys,
+            held=config.held,
+            asleep=config.asleep,
+            directory=Path(config.engines_dir) if config.engines_dir is not None else None,
+            on_step=on_step,
         )
         self._pinned = set(config.pinned)
         for name in config.pinned:

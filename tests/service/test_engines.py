@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,11 +33,17 @@ def spec_of(engine: RunningEngine, mib: int = 6) -> dict[str, Any]:
 
 @asynccontextmanager
 async def working(
-    *engines: RunningEngine, device_mib: int = 8, limit_s: float = 30.0, **mib: int
+    *engines: RunningEngine, device_mib: int = 8, limit_s: float = 30.0, directory: Path | None = None, **mib: int
 ) -> AsyncIterator[Worker]:
     specs = {(name := f"e{at}"): spec_of(each, mib.get(name, 6)) for at, each in enumerate(engines)}
     services = {f"judge{at}": {"name": f"judge{at}", "kind": "judge", "engine": f"e{at}"} for at in range(len(specs))}
-    config = Config(services={**services, "own": COMPANION}, device_mib=device_mib, copy_mib_per_s=None, engines=specs)
+    config = Config(
+        services={**services, "own": COMPANION},
+        device_mib=device_mib,
+        copy_mib_per_s=None,
+        engines=specs,
+        engines_dir=str(directory) if directory is not None else None,
+    )
     worker = Worker(config, threads=1, limit_s=limit_s, engine_keys=dict.fromkeys(specs, KEY))
     try:
         yield worker
@@ -245,3 +252,31 @@ async def test_one_that_was_not_started_for_it_says_how_it_has_to_be() -> None:
         async with working(engine) as worker:
             answer = await worker.hold("e0")
             assert (answer["error"], "VLLM_SERVER_DEV_MODE=1" in answer["message"]) == ("engine_trouble", True)
+
+
+@pytest.mark.slow
+async def test_what_one_that_can_not_be_asked_was_told_is_known_to_a_later_manager_as_long_as_it_is_the_same(
+    tmp_path: Path,
+) -> None:
+    async with running_engine("sglang") as engine:
+        async with working(engine, directory=tmp_path) as worker:
+            await worker.look_at("e0")
+            await worker.evict("judge0")
+        async with working(engine, directory=tmp_path) as worker:
+            assert (await worker.look_at("e0"))["engines"] == {"e0": "host"}
+            assert (await held(worker, "e0"))["held"]
+            await worker.release("e0")
+            await worker.evict("judge0")
+        engine.kill()
+        await engine.start()
+        async with working(engine, directory=tmp_path) as worker:
+            assert (await worker.look_at("e0"))["engines"] == {"e0": "resident"}
+            await worker.evict("judge0")
+            assert (await engine.state())["asleep"]
+        await engine.tell(seed=1)  # by which it could be any
+        async with working(engine, directory=tmp_path) as worker:
+            assert (await worker.look_at("e0"))["engines"] == {"e0": "resident"}
+            assert "not known" in (await worker.evict("judge0"))["message"]
+            assert (await engine.state())["asleep"], "it was told nothing that ends it"
+            await worker.look_at("e0", restarted=True)
+        assert not [*tmp_path.iterdir()]

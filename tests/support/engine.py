@@ -6,6 +6,7 @@
 
 import asyncio
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -47,6 +48,8 @@ class Told:
     answer: str | None = None
     """`garbled`, `no_choices`, a status, or what it says as it is."""
     chat_s: float = 0.0
+    seed: int = field(default_factory=lambda: random.randrange(1 << 16, 1 << 30))
+    """SGLang draws it at its start, unless it is given."""
 
 
 @dataclass
@@ -86,6 +89,9 @@ class Serving:
         self.seen["sleeps"] += 1
         self.asleep = not self.told.sleep_frees_nothing
         return web.json_response({})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"random_seed": self.told.seed, "internal_states": []})
 
     async def flush(self, _: web.Request) -> web.Response:
         return web.Response(status=400 if self.seen["in_flight"] else 200)
@@ -167,6 +173,7 @@ async def serve(family: str, listening: socket.socket) -> None:
         app.router.add_post("/sleep", serving.sleep)
         app.router.add_post("/wake_up", serving.wake)
     else:
+        app.router.add_get("/get_server_info", serving.server_info)
         app.router.add_post("/flush_cache", serving.flush)
         app.router.add_post("/release_memory_occupation", serving.sleep)
         app.router.add_post("/resume_memory_occupation", serving.wake)

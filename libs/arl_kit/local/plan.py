@@ -155,7 +155,11 @@ class Plan:
             return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"]}
         if name == "gpu":
             node = f"{socket.gethostname()}-gpu"
-            return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"], "TANGRAM_NODE_NAME": node}
+            return {
+                "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
+                "TANGRAM_NODE_NAME": node,
+                "TANGRAM_ENGINES_DIR": str(self.state.path / "engines"),
+            }
         if _service_of(name) != "cpu":
             return {}
         return {

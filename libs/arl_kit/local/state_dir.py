@@ -19,8 +19,8 @@ __all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
 _LOCK_ATTEMPTS = 10
 _ANY_PORT_ATTEMPTS = 3
 _MADE_HERE = (
-    *("api_key", "endpoints.json", "launcher", "logs", "passwords", "processes.json", "run", "snapshots", "templates"),
-    *("tokens", "up.log", "processes.json.unfinished", "endpoints.json.unfinished", "lock"),
+    *("api_key", "endpoints.json", "engines", "launcher", "logs", "passwords", "processes.json", "run", "snapshots"),
+    *("templates", "tokens", "up.log", "processes.json.unfinished", "endpoints.json.unfinished", "lock"),
 )
 
 

@@ -1,0 +1,39 @@
+"""What an engine that can't be asked was told last: in a file, so that it outlives whoever told it."""
+
+import json
+from pathlib import Path
+
+from arl_store.files import replace_file
+
+__all__ = ["LastOrder"]
+
+
+class LastOrder:
+    """Of one engine. Without a file it was told nothing, or woken last; one that is not whole says nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def keep(self, engine: str | None, *, sleeps: bool | None) -> None:
+        """`engine`: which process it is, where that is known. `sleeps`: None while it is told to. Raises `OSError`."""
+        if sleeps is False:
+            self._path.unlink(missing_ok=True)
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A power failure ends the engine, too.
+        replace_file(self._path, json.dumps({"engine": engine, "sleeps": sleeps}), durable=False)
+
+    def sleeps(self, engine: str | None) -> bool | None:
+        """Whether this process sleeps; None where nobody knows. Another one has begun since, and awake."""
+        try:
+            said = json.loads(self._path.read_text())
+            then, sleeps = said["engine"], said["sleeps"]
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        if engine is None or then is None:
+            return None
+        if then != engine:
+            return False
+        return True if sleeps is True else None

@@ -1,0 +1,43 @@
+"""What is kept of an engine's last order: believed of the process that had it, and of no other."""
+
+from pathlib import Path
+
+import pytest
+
+from arl_gpu.last_order import LastOrder
+
+
+@pytest.fixture
+def last(tmp_path: Path) -> LastOrder:
+    return LastOrder(tmp_path / "engines" / "e.json")
+
+
+def test_one_that_was_told_nothing_or_woken_last_is_awake(last: LastOrder) -> None:
+    assert last.sleeps(None) is False
+    last.keep("a", sleeps=True)
+    last.keep("a", sleeps=False)
+    assert last.sleeps("a") is False
+
+
+@pytest.mark.parametrize(
+    ("then", "sleeps", "now", "found"),
+    [
+        ("a", True, "a", True),
+        ("a", True, "b", False),
+        ("a", None, "b", False),
+        ("a", None, "a", None),
+        ("a", True, None, None),
+        (None, True, "a", None),
+    ],
+)
+def test_it_is_believed_of_the_same_process_and_another_one_is_awake(
+    last: LastOrder, then: str | None, sleeps: bool | None, now: str | None, found: bool | None
+) -> None:
+    last.keep(then, sleeps=sleeps)
+    assert last.sleeps(now) is found
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\\xff"])
+def test_a_file_that_can_not_be_read_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "e.json").write_text(content)
+    assert LastOrder(tmp_path / "e.json").sleeps("a") is None
