@@ -78,6 +78,7 @@ async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_on
         assert [(await each.state())["asleep"] for each in (engine, other)] == [True, False]
 
 
+@pytest.mark.slow
 async def test_one_that_can_not_be_asked_at_the_start_has_its_room_and_its_users_until_it_says_what_it_is(
     engine: RunningEngine,
 ) -> None:

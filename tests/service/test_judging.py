@@ -241,6 +241,7 @@ async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> N
     assert [each.get("error", {}).get("code") for each in entries].count("too_much_answered") == 1
 
 
+@pytest.mark.slow
 async def test_the_time_that_an_engine_takes_to_wake_is_not_the_action_s(judged: Judged) -> None:
     await judged.engines[1].tell(slow_wake_s=1.2)
     job = judged.add("j1", "text", timeout_s=1.0)
