@@ -28,8 +28,7 @@ CHANGE_SERVICE = text("""
                     where n ->> 'name' = :name and n ->> 'registered' is distinct from 'true')
         on conflict (name) do update
        set pinned = case :verb when 'pin' then true when 'unpin' then false else s.pinned end,
-           drained_at = case :verb when 'drain' then coalesce(s.drained_at, now()) when 'resume' then null
-                                   else s.drained_at end,
+           drained_at = case :verb when 'drain' then now() when 'resume' then null else s.drained_at end,
            load_requested_at = case :verb when 'load' then now() else s.load_requested_at end
 """)
 

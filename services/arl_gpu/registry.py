@@ -28,7 +28,7 @@ class Owner(Protocol):
 
 
 class Registry:
-    """What is offered now follows the wishes; each is carried out once, and again where it failed."""
+    """What is offered now follows the wishes. What a worker died under is not carried out yet, but for loads."""
 
     def __init__(
         self,
@@ -55,8 +55,14 @@ class Registry:
         """Which drain of it was carried out."""
         self._loaded: dict[str, float] = {}
         self._busy = asyncio.Lock()
-        self.health: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
+        self._stays: dict[str, str] = {}
+        """What was to leave its device and did not, with what went wrong."""
+
+    @property
+    def health(self) -> Mapping[str, str]:
         """What went wrong with the last wish, by service; those that are well are not in it."""
+        return self._troubles | {name: what for name, what in self._stays.items() if self._is_drained(name)}
 
     @property
     def offered(self) -> Sequence[ServiceFiles]:
@@ -102,13 +108,14 @@ class Registry:
             yield from self._moves(wish, wanted) if wish is not None else ()
 
     def _moves(self, wish: Wish, wanted: Mapping[str, ServiceFiles]) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Off the device and onto it. Of a drain and a load, the later one holds."""
+        """Off the device or onto it: of a drain and a load the later one holds, and the other is over."""
         name, drained_at, load_asked = wish.name, wish.drained_at, wish.load_asked
-        may_leave = self._may_leave(name, wanted) and self._is_idle(name)
-        if drained_at is not None and may_leave and self._evicted.get(name) != drained_at:
-            yield partial(self._evict, name, drained_at)
-        before = max(self._loaded.get(name, -1.0), drained_at or -1.0)
-        if load_asked is not None and before < load_asked:
+        if drained_at is not None and (load_asked is None or load_asked <= drained_at):
+            self._loaded[name] = drained_at
+            may_leave = self._may_leave(name, wanted) and self._is_idle(name)
+            if may_leave and self._evicted.get(name) != drained_at:
+                yield partial(self._evict, name, drained_at)
+        elif load_asked is not None and self._loaded.get(name, -1.0) < load_asked:
             yield partial(self._load, name, load_asked)
 
     def _registered(self, wish: Wish) -> ServiceFiles | None:
@@ -117,9 +124,9 @@ class Registry:
             return registered(wish, self._models, self._engines)
         except BadRegistration as error:
             health = f"bad_registration: {error}"
-            if self.health.get(wish.name) != health:
+            if self._troubles.get(wish.name) != health:
                 log.warning("%s can't be offered: %s", wish.name, health)
-            self.health[wish.name] = health
+            self._troubles[wish.name] = health
             return None
 
     async def _offer(self, files: ServiceFiles) -> None:
@@ -138,8 +145,8 @@ class Registry:
             with suppress(WorkerDied):  # what it had ended with it
                 self._heard(name, number, await owner.forget(name))
         self._pinned.discard(name)
-        self._evicted.pop(name, None)
-        self.health.pop(name, None)
+        for kept in (self._evicted, self._stays, self._troubles):
+            kept.pop(name, None)
 
     async def _pin(self, name: str, *, on: bool) -> None:
         for number, owner in self._owners_of(self._offered.get(name)):
@@ -147,14 +154,20 @@ class Registry:
         (self._pinned.add if on else self._pinned.discard)(name)
 
     async def _evict(self, name: str, drained_at: float) -> None:
-        """What is in use yet is asked again; whatever else goes wrong is its health."""
-        in_use = False
+        """What is in use is asked again. Trouble is its health as long as it is drained; a new drain tries again."""
+        answers = []
         for number, owner in self._owners_of(self._offered.get(name)):
-            answer = await owner.evict(name)
-            self._heard(name, number, answer)
-            in_use |= answer.get("error") == "busy"
-        if not in_use:
-            self._evicted[name] = drained_at
+            answers.append(answer := await owner.evict(name))
+            self._learn(number, answer)
+        trouble = [answer for answer in answers if "error" in answer]
+        if any(answer["error"] == "busy" for answer in trouble):
+            return
+        self._evicted[name] = drained_at
+        self._stays.pop(name, None)
+        if not trouble:
+            self._troubles.pop(name, None)
+        else:
+            self._stays[name] = f"{trouble[0]['error']}: {trouble[0]['message']}"
 
     async def _load(self, name: str, at: float) -> None:
         """Onto the first device that has room. Where it fails, its health says why.
@@ -166,7 +179,7 @@ class Registry:
             try:
                 answer = await owner.restore(name)
             except WorkerDied as error:
-                self.health[name] = f"worker_died: {error}"
+                self._troubles[name] = f"worker_died: {error}"
                 raise
             self._heard(name, number, answer)
             if "error" not in answer:
@@ -189,6 +202,6 @@ class Registry:
     def _heard(self, name: str, number: int, answer: Mapping[str, Any]) -> None:
         self._learn(number, answer)
         if "error" in answer:
-            self.health[name] = f"{answer['error']}: {answer['message']}"
+            self._troubles[name] = f"{answer['error']}: {answer['message']}"
         else:
-            self.health.pop(name, None)
+            self._troubles.pop(name, None)

@@ -48,7 +48,7 @@ class Owner:
 
     def __init__(self, *deadly: str) -> None:
         self._deadly, self.orders = set(deadly), list[str]()
-        self.in_use = False
+        self.trouble: str | None = None
 
     async def _do(self, order: str, name: str) -> dict[str, Any]:
         self.orders.append(f"{order} {name}")
@@ -70,7 +70,7 @@ class Owner:
 
     async def evict(self, name: str) -> dict[str, Any]:
         answer = await self._do("evict", name)
-        return {"error": "busy", "message": "in use"} if self.in_use else answer
+        return answer if self.trouble is None else {"error": self.trouble, "message": "it stays"}
 
 
 def carried_out(registry: Registry, *wishes: Wish) -> None:
@@ -118,27 +118,52 @@ def test_judges_are_offered_where_their_engine_is_which_sleeps_once_none_of_them
     assert here.orders[2:] == ["evict a", "evict b"]
 
 
-def test_of_a_drain_and_a_load_that_come_together_the_later_one_holds(models: Path) -> None:
+def test_of_a_drain_and_a_load_the_later_one_holds(models: Path) -> None:
     owner = Owner()
     registry = registry_of(models, owner)
     carried_out(registry, wish("a"), wish("b"))
     carried_out(registry, wish("a", load_asked=1.0, drained_at=2.0), wish("b", drained_at=1.0, load_asked=2.0))
-    assert owner.orders[2:] == ["evict a", "evict b", "restore b"]
-    carried_out(registry, wish("a", load_asked=1.0, drained_at=2.0), wish("b", drained_at=3.0, load_asked=2.0))
-    assert owner.orders[5:] == ["evict b"]
+    assert owner.orders[2:] == ["evict a", "restore b"]
+    carried_out(registry, wish("a", load_asked=1.0), wish("b", drained_at=3.0, load_asked=2.0))
+    assert owner.orders[4:] == ["evict b"], "what a drain was later than is over, also once that is"
+
+
+def test_a_load_asked_for_while_a_drain_waits_is_the_end_of_that(models: Path) -> None:
+    owner = Owner()
+    owner.trouble = "busy"
+    registry = registry_of(models, owner)
+    carried_out(registry, wish("a", drained_at=1.0))
+    assert (owner.orders, registry.health) == (["offer a", "evict a"], {})
+    carried_out(registry, wish("a", drained_at=1.0, load_asked=2.0))
+    owner.trouble = None
+    carried_out(registry, wish("a", drained_at=1.0, load_asked=2.0))
+    assert owner.orders[2:] == ["restore a"]
 
 
 def test_a_drain_of_what_is_in_use_is_carried_out_once_it_is_not(models: Path) -> None:
     owner = Owner()
-    owner.in_use = True
+    owner.trouble = "busy"
     registry = registry_of(models, owner)
     for _ in range(2):
         carried_out(registry, wish("a", drained_at=1.0))
-    assert registry.health["a"].startswith("busy")
-    owner.in_use = False
+    owner.trouble = None
     for _ in range(3):
         carried_out(registry, wish("a", drained_at=1.0))
     assert (owner.orders, registry.health) == (["offer a", "evict a", "evict a", "evict a"], {})
+
+
+def test_what_was_to_leave_and_did_not_says_so_as_long_as_it_is_drained_and_is_told_again(models: Path) -> None:
+    one, other = Owner(), Owner()
+    one.trouble = "engine_trouble"
+    registry = registry_of(models, one, other)
+    for _ in range(4):
+        carried_out(registry, wish("a", drained_at=1.0))
+    assert (registry.health, one.orders) == ({"a": "engine_trouble: it stays"}, ["offer a", "evict a"])
+    carried_out(registry, wish("a"))
+    assert registry.health == {}
+    one.trouble = None
+    carried_out(registry, wish("a", drained_at=2.0))
+    assert (registry.health, one.orders[2:]) == ({}, ["evict a"])
 
 
 def test_what_an_engine_is_pinned_for_ends_with_the_judge_that_was_pinned(models: Path) -> None:
