@@ -77,7 +77,7 @@ class Engine:
         last: LastOrder | None = None,
         on_step: Callable[[], None],
     ) -> None:
-        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed. `last` is, before that.
+        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed, unless `last` denies it.
 
         `on_step` is called before whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
         """
@@ -88,8 +88,8 @@ class Engine:
             self._headers["authorization"] = f"Bearer {key}"
         self._slept = is_asleep
         """Of SGLang, which can't be asked: whether it was told to sleep last."""
-        self._last, self._recalls = last, last is not None
-        self.is_sure = True
+        self._last = last
+        self.is_sure = last is None or spec.family != "sglang"
         """False where nobody knows whether it sleeps: it counts as awake, and is told nothing that would end it."""
 
     @property
@@ -98,7 +98,7 @@ class Engine:
 
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
-        self._slept, self.is_sure, self._recalls = False, True, False
+        self._slept, self.is_sure = False, True
         with suppress(EngineTrouble):  # what is kept there is another process's
             self._keep(None, sleeps=False)
 
@@ -163,10 +163,10 @@ class Engine:
         self._until(self._is_awake, "it said that it woke, and sleeps")
 
     def _recall(self) -> None:
-        """Once, of what another told it."""
-        if self._recalls and self._last is not None:
-            slept = self._last.sleeps(self._which())
-            self._slept, self.is_sure, self._recalls = slept is True, slept is not None, False
+        """What another told it, or what it did not answer; again while that is not known."""
+        if self._last is not None and not self.is_sure:
+            slept = self._last.sleeps(self._which, asleep=self._slept)
+            self._slept, self.is_sure = slept is True, slept is not None
 
     def _keep(self, which: str | None, *, sleeps: bool | None) -> None:
         try:
@@ -177,9 +177,9 @@ class Engine:
 
     def _which(self) -> str | None:
         """Of SGLang's processes, by its newer route or its older one; None where it can't be told from another."""
-        for path in ("/server_info", "/get_server_info") if self._last is not None else ():
-            self._on_step()
-            with suppress(EngineTrouble):
+        with suppress(EngineTrouble):
+            for path in ("/server_info", "/get_server_info") if self._last is not None else ():
+                self._on_step()
                 said = self._ask("GET", path, within_s=ASK_S, must_succeed=False)
                 seed = said.get("random_seed") if isinstance(said, dict) else None
                 if type(seed) is int and seed >= DRAWN:

@@ -1,6 +1,7 @@
 """What an engine that can't be asked was told last: in a file, so that it outlives whoever told it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from arl_store.files import replace_file
@@ -23,8 +24,12 @@ class LastOrder:
         # A power failure ends the engine, too.
         replace_file(self._path, json.dumps({"engine": engine, "sleeps": sleeps}), durable=False)
 
-    def sleeps(self, engine: str | None) -> bool | None:
-        """Whether this process sleeps; None where nobody knows. Another one has begun since, and awake."""
+    def sleeps(self, which: Callable[[], str | None], *, asleep: bool = False) -> bool | None:
+        """Whether it sleeps; None where nobody knows. Another process than the one it names has begun since, awake.
+
+        `which` it is now is asked only where that says something. `asleep`: it was put to sleep by whoever asks, who
+        would know of its end; so it is that process where no other is named.
+        """
         try:
             said = json.loads(self._path.read_text())
             then, sleeps = said["engine"], said["sleeps"]
@@ -32,8 +37,7 @@ class LastOrder:
             return False
         except (OSError, ValueError, LookupError, TypeError):
             return None
-        if engine is None or then is None:
-            return None
-        if then != engine:
+        now = which() if then is not None else None
+        if now is not None and then != now:
             return False
-        return True if sleeps is True else None
+        return True if sleeps is True and (now is not None or asleep) else None

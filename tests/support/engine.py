@@ -50,6 +50,7 @@ class Told:
     chat_s: float = 0.0
     seed: int = field(default_factory=lambda: random.randrange(1 << 16, 1 << 30))
     """SGLang draws it at its start, unless it is given."""
+    hides_its_seed: bool = False
 
 
 @dataclass
@@ -91,7 +92,8 @@ class Serving:
         return web.json_response({})
 
     async def server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"random_seed": self.told.seed, "internal_states": []})
+        seed = {} if self.told.hides_its_seed else {"random_seed": self.told.seed}
+        return web.json_response({**seed, "internal_states": []})
 
     async def flush(self, _: web.Request) -> web.Response:
         return web.Response(status=400 if self.seen["in_flight"] else 200)
@@ -198,6 +200,10 @@ class RunningEngine:
     def settings(self, mib: int, **more: Any) -> dict[str, Any]:
         """As `TANGRAM_ENGINES` has it."""
         return {"url": self.url, "family": self.family, "mib": mib, "api_key": KEY, **more}
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
 
     async def start(self) -> None:
         with socket.create_server(("127.0.0.1", self.port)) as listening:

@@ -13,10 +13,10 @@ def last(tmp_path: Path) -> LastOrder:
 
 
 def test_one_that_was_told_nothing_or_woken_last_is_awake(last: LastOrder) -> None:
-    assert last.sleeps(None) is False
+    assert last.sleeps(lambda: None) is False
     last.keep("a", sleeps=True)
     last.keep("a", sleeps=False)
-    assert last.sleeps("a") is False
+    assert last.sleeps(lambda: "a", asleep=True) is False
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,28 @@ def test_it_is_believed_of_the_same_process_and_another_one_is_awake(
     last: LastOrder, then: str | None, sleeps: bool | None, now: str | None, found: bool | None
 ) -> None:
     last.keep(then, sleeps=sleeps)
-    assert last.sleeps(now) is found
+    assert last.sleeps(lambda: now) is found
+
+
+@pytest.mark.parametrize(
+    ("then", "sleeps", "now", "found"),
+    [
+        (None, True, None, True),
+        (None, True, "a", True),
+        ("a", True, None, True),
+        ("a", True, "b", False),
+        (None, None, None, None),
+        ("a", None, None, None),
+    ],
+)
+def test_who_put_it_to_sleep_knows_so_unless_it_was_told_more_since_or_another_has_begun(
+    last: LastOrder, then: str | None, sleeps: bool | None, now: str | None, found: bool | None
+) -> None:
+    last.keep(then, sleeps=sleeps)
+    assert last.sleeps(lambda: now, asleep=True) is found
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\\xff"])
 def test_a_file_that_can_not_be_read_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "e.json").write_text(content)
-    assert LastOrder(tmp_path / "e.json").sleeps("a") is None
+    assert LastOrder(tmp_path / "e.json").sleeps(lambda: "a", asleep=True) is None
