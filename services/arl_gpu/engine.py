@@ -44,6 +44,10 @@ class EngineTooLarge(EngineTrouble):
     """Its device has less room than it takes, whoever leaves."""
 
 
+class EngineUnreached(EngineTrouble):
+    """No connection came about, so it was told nothing."""
+
+
 class EngineRefused(EngineTrouble):
     """It answered, and not with a success."""
 
@@ -89,6 +93,8 @@ class Engine:
         self._slept = is_asleep
         """Of SGLang, which can't be asked: whether it was told to sleep last."""
         self._last = last
+        self._process: str | None = None
+        """Of SGLang, which one it was when it was asked last; the thread in which it wakes up can't ask."""
         self.is_sure = last is None or spec.family != "sglang"
         """False where nobody knows whether it sleeps: it counts as awake, and is told nothing that would end it."""
 
@@ -98,14 +104,18 @@ class Engine:
 
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
-        self._slept, self.is_sure = False, True
+        self._slept, self.is_sure, self._process = False, True, None
         with suppress(EngineTrouble):  # what is kept there is another process's
-            self._keep(None, sleeps=False)
+            self._keep(sleeps=False)
 
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`."""
         self._on_step()
-        return self._is_awake()
+        is_awake = self._is_awake()
+        if not self.is_sure:
+            self._recall()
+            return not self._slept
+        return is_awake
 
     def wake(self) -> "Waking":
         """Begins. One that is awake already is none the worse for it."""
@@ -121,12 +131,9 @@ class Engine:
             self._on_step()
             # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
             self._until(self._is_idle, "it is not idle, and nothing of ours is in flight", within_s=self.spec.sleep_s)
-            which = self._which()
-            self._keep(which, sleeps=None)
+            self._which()
             self._on_step()
-            self._ask("POST", "/release_memory_occupation", TAGS, within_s=self.spec.sleep_s)
-            self._slept = True
-            self._keep(which, sleeps=True)
+            self._tell("/release_memory_occupation", within_s=self.spec.sleep_s, sleeps=True)
             return
         self._on_step()
         # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
@@ -138,7 +145,6 @@ class Engine:
         if self.spec.family == "sglang":
             # Its /health generates a token, asleep or not, and any answer of another route says as much.
             self._ask("GET", "/v1/models", within_s=ASK_S, must_succeed=False)
-            self._recall()
             return not self._slept
         try:
             answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
@@ -153,38 +159,49 @@ class Engine:
         if self._is_awake():
             return
         if self.spec.family == "sglang":
-            self._keep(None, sleeps=None)
-            # It ends where it is told to resume what it did not release, so this is believed from here on.
-            self._slept = False
-            self._ask("POST", "/resume_memory_occupation", TAGS, within_s=self.spec.wake_s)
-            self._keep(None, sleeps=False)
+            self._tell("/resume_memory_occupation", within_s=self.spec.wake_s, sleeps=False)
             return
         self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
         self._until(self._is_awake, "it said that it woke, and sleeps")
 
     def _recall(self) -> None:
         """What another told it, or what it did not answer; again while that is not known."""
-        if self._last is not None and not self.is_sure:
+        if self._last is not None:
             slept = self._last.sleeps(self._which, asleep=self._slept)
             self._slept, self.is_sure = slept is True, slept is not None
 
-    def _keep(self, which: str | None, *, sleeps: bool | None) -> None:
+    def _tell(self, path: str, *, within_s: float, sleeps: bool) -> None:
+        """SGLang: until it answers with a success, nobody knows what it has done. It ends where it is told so twice."""
+        self._keep(sleeps=None)
+        self.is_sure, self._slept = False, False
+        try:
+            self._ask("POST", path, TAGS, within_s=within_s)
+        except EngineUnreached:  # it was told nothing
+            self.is_sure, self._slept = True, not sleeps
+            self._keep(sleeps=not sleeps)
+            raise
+        self.is_sure, self._slept = True, sleeps
+        self._keep(sleeps=sleeps)
+
+    def _keep(self, *, sleeps: bool | None) -> None:
         try:
             if self._last is not None:
-                self._last.keep(which, sleeps=sleeps)
+                self._last.keep(self._process, sleeps=sleeps)
         except OSError as error:
             raise EngineTrouble(f"what it is told can't be kept: {error}") from error
 
     def _which(self) -> str | None:
         """Of SGLang's processes, by its newer route or its older one; None where it can't be told from another."""
+        self._process = None
         with suppress(EngineTrouble):
             for path in ("/server_info", "/get_server_info") if self._last is not None else ():
                 self._on_step()
                 said = self._ask("GET", path, within_s=ASK_S, must_succeed=False)
                 seed = said.get("random_seed") if isinstance(said, dict) else None
                 if type(seed) is int and seed >= DRAWN:
-                    return str(seed)
-        return None
+                    self._process = str(seed)
+                    break
+        return self._process
 
     def _is_idle(self) -> bool:
         """Of SGLang, which empties its cache only then; a release would empty it, too."""
@@ -217,6 +234,10 @@ class Engine:
             make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             connection = make(parts.hostname or "", parts.port, timeout=within_s)
             content = json.dumps(body) if body is not None else None
+            try:
+                connection.connect()
+            except OSError as error:
+                raise EngineUnreached(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
             connection.request(method, f"{parts.path.rstrip('/')}{path}", content, self._headers)
             response = connection.getresponse()
             said = response.read(LONGEST_ANSWER)

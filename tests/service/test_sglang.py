@@ -1,6 +1,7 @@
 """SGLang can't be asked whether it sleeps, and ends where it is told so twice: what is known of it, and what is not."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from arl_gpu.engine import Engine, EngineSpec
+from arl_gpu.engine import Engine, EngineSpec, EngineTrouble, WakeFailed
 from arl_gpu.last_order import LastOrder
 from support.engine import KEY, RunningEngine, Told, running_engine
 
@@ -62,3 +63,52 @@ async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(sglang: 
     assert await is_awake(engine) is None
     await sglang.tell(hides_its_seed=False)
     assert await is_awake(engine) is False
+
+
+async def test_what_did_not_answer_to_sleep_or_refused_to_wake_is_unknown_and_told_nothing_more(
+    sglang: RunningEngine, last: LastOrder
+) -> None:
+    engine = driver_of(sglang, last)
+    await sglang.tell(slow_sleep_s=5.0)
+    with pytest.raises(EngineTrouble, match="timed out"):
+        await asyncio.to_thread(engine.sleep)
+    assert await is_awake(engine) is None
+    engine.was_restarted()
+    await sglang.tell(slow_sleep_s=0.0, wakes_that_fail=1)
+    await asyncio.to_thread(engine.sleep)
+    with pytest.raises(WakeFailed, match="CUDA out of memory"):
+        await asyncio.to_thread(engine.wake().wait)
+    with pytest.raises(EngineTrouble, match="restart it"):
+        await asyncio.to_thread(engine.sleep)
+    assert (await is_awake(engine), (await sglang.state())["asleep"]) == (None, True)
+    await sglang.tell(seed=1 << 30)
+    assert await is_awake(engine) is True, "another one has begun"
+
+
+class Ends(LastOrder):
+    """The engine ends when it is about to be told something."""
+
+    process: RunningEngine | None = None
+
+    def keep(self, engine: str | None, *, sleeps: bool | None) -> None:
+        super().keep(engine, sleeps=sleeps)
+        if sleeps is None and self.process is not None:
+            self.process.kill()
+
+
+async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
+    sglang: RunningEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "e.json"
+    (last := Ends(path)).process = sglang
+    with pytest.raises(EngineTrouble):
+        await asyncio.to_thread(driver_of(sglang, last).sleep)
+    assert not path.exists()
+    await sglang.start()
+    await sglang.tell(seed=1 << 20)
+    last.process = None
+    await asyncio.to_thread((engine := driver_of(sglang, last)).sleep)
+    last.process = sglang
+    with pytest.raises(WakeFailed):
+        await asyncio.to_thread(engine.wake().wait)
+    assert json.loads(path.read_text()) == {"engine": str(1 << 20), "sleeps": True}
