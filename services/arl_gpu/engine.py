@@ -95,8 +95,8 @@ class Engine:
         self._last = last
         self._process: str | None = None
         """Of SGLang, which one it was when it was asked last; the thread in which it wakes up can't ask."""
-        self.is_sure = last is None or spec.family != "sglang"
-        """False where nobody knows whether it sleeps: it counts as awake, and is told nothing that would end it."""
+        self._is_sure = last is None or spec.family != "sglang"
+        """False where nobody knows whether it sleeps: it counts as awake, and nobody uses it or tells it anything."""
 
     @property
     def size(self) -> int:
@@ -104,18 +104,20 @@ class Engine:
 
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
-        self._slept, self.is_sure, self._process = False, True, None
+        self._slept, self._is_sure, self._process = False, True, None
         with suppress(EngineTrouble):  # what is kept there is another process's
             self._keep(sleeps=False)
 
     def is_awake(self) -> bool:
-        """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`."""
+        """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`, also unsure."""
         self._on_step()
         is_awake = self._is_awake()
-        if not self.is_sure:
-            self._recall()
-            return not self._slept
-        return is_awake
+        if self._is_sure:
+            return is_awake
+        self._recall()
+        if not self._is_sure:
+            raise EngineTrouble("whether it sleeps is not known, and it ends if it is used or told so then: restart it")
+        return not self._slept
 
     def wake(self) -> "Waking":
         """Begins. One that is awake already is none the worse for it."""
@@ -125,8 +127,6 @@ class Engine:
         """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
         if not self.is_awake():
             return
-        if not self.is_sure:
-            raise EngineTrouble("whether it sleeps is not known, and it would end if it does: restart it")
         if self.spec.family == "sglang":
             self._on_step()
             # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
@@ -168,19 +168,19 @@ class Engine:
         """What another told it, or what it did not answer; again while that is not known."""
         if self._last is not None:
             slept = self._last.sleeps(self._which, asleep=self._slept)
-            self._slept, self.is_sure = slept is True, slept is not None
+            self._slept, self._is_sure = slept is True, slept is not None
 
     def _tell(self, path: str, *, within_s: float, sleeps: bool) -> None:
         """SGLang: until it answers with a success, nobody knows what it has done. It ends where it is told so twice."""
         self._keep(sleeps=None)
-        self.is_sure, self._slept = False, False
+        self._is_sure, self._slept = False, False
         try:
             self._ask("POST", path, TAGS, within_s=within_s)
         except EngineUnreached:  # it was told nothing
-            self.is_sure, self._slept = True, not sleeps
+            self._is_sure, self._slept = True, not sleeps
             self._keep(sleeps=not sleeps)
             raise
-        self.is_sure, self._slept = True, sleeps
+        self._is_sure, self._slept = True, sleeps
         self._keep(sleeps=sleeps)
 
     def _keep(self, *, sleeps: bool | None) -> None:

@@ -115,13 +115,13 @@ class Residency:
     def look_at(self, name: str) -> None:
         """Take an engine for what it says it is; one for which there is no room is put to sleep where nobody uses it.
 
-        Raises `EngineTrouble`; then it is what it was, or awake and staying so.
+        Raises `EngineTrouble`, also where nobody knows; then it is what it was, or awake and staying so.
         """
-        engine, held = self._engines[name], self._occupancy.of(name)
+        held = self._occupancy.of(name)
         if held.state is Residence.RESTORING:
             return
-        is_awake = engine.is_awake()
-        self._occupancy = self._occupancy.staying(name, on=not engine.is_sure)
+        is_awake = self._engines[name].is_awake()
+        self._occupancy = self._occupancy.staying(name, on=False)
         if not is_awake:
             if held.state is Residence.RESIDENT and not held.users:
                 self._leave(name)
@@ -152,8 +152,7 @@ class Residency:
             return False
         if name in self._copies:
             self._finish(name)
-        stays = not self._engines[name].is_sure
-        self._occupancy = self._occupancy.staying(name, on=stays).taken(name, now=time.monotonic())
+        self._occupancy = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
         return True
 
     def release(self, name: str) -> None:
@@ -266,7 +265,7 @@ class Residency:
         self._moves.cooled += 1
 
     def _leave(self, name: str) -> None:
-        evicted = self._occupancy.evicted(name)
+        evicted = self._occupancy.evicted(name).staying(name, on=False)
         if name in self._blocks:  # an engine that was found where there is no room has none
             self._free(name, self._blocks.pop(name))
         self._occupancy = evicted

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.engine import Engine, EngineSpec, EngineTrouble, WakeFailed
 from arl_gpu.last_order import LastOrder
+from arl_gpu.residency import Residency
 from support.engine import KEY, RunningEngine, Told, running_engine
 
 
@@ -42,9 +44,13 @@ def driver_of(process: RunningEngine, last: LastOrder | None = None, *, is_aslee
 
 
 async def is_awake(engine: Engine) -> bool | None:
-    """None where it is not sure."""
-    found = await asyncio.to_thread(engine.is_awake)
-    return found if engine.is_sure else None
+    """None where nobody knows."""
+    try:
+        return await asyncio.to_thread(engine.is_awake)
+    except EngineTrouble as trouble:
+        if "restart it" not in str(trouble):
+            raise
+        return None
 
 
 async def test_one_without_a_seed_that_its_manager_put_to_sleep_is_asleep_to_the_next_worker_and_unknown_to_others(
@@ -112,3 +118,17 @@ async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
     with pytest.raises(WakeFailed):
         await asyncio.to_thread(engine.wake().wait)
     assert json.loads(path.read_text()) == {"engine": str(1 << 20), "sleeps": True}
+
+
+async def test_one_of_which_nobody_knows_is_not_used_and_does_not_leave_until_it_was_restarted(
+    sglang: RunningEngine, last: LastOrder
+) -> None:
+    last.keep(None, sleeps=True)
+    residency = Residency(CpuDevice(8))
+    residency.adopt("e", engine := driver_of(sglang, last))
+    for order in (residency.look_at, residency.hold, residency.evict):
+        with pytest.raises(EngineTrouble, match="restart it"):
+            await asyncio.to_thread(order, "e")
+    assert residency.used == 1
+    engine.was_restarted()
+    assert await asyncio.to_thread(residency.hold, "e")
