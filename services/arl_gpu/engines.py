@@ -54,7 +54,7 @@ class Engines:
         for name in sorted(self._engines, key=lambda each: each not in held):  # what is in use has its room first
             residency.adopt(key_of(name), self._engines[name])
             with suppress(EngineTrouble):  # whoever wants it hears of it
-                self.look_at(name)
+                self._look_at(name, is_used=name in held)
             for _ in range(held.count(name)):
                 residency.keep(key_of(name))
 
@@ -79,7 +79,10 @@ class Engines:
         """After trouble with it, or before anybody wants it. Raises `EngineTrouble` where there is more."""
         if restarted:
             self._engines[name].was_restarted()
-        self._residency.look_at(key_of(name))
+        self._look_at(name)
+
+    def _look_at(self, name: str, *, is_used: bool = False) -> None:
+        self._residency.look_at(key_of(name), is_used=is_used)
         self._unheard.discard(name)
         self._must_fit(name)
 

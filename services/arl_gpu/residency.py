@@ -112,9 +112,10 @@ class Residency:
         self._engines[name] = engine
         self._count(name)
 
-    def look_at(self, name: str) -> None:
+    def look_at(self, name: str, *, is_used: bool = False) -> None:
         """Take an engine for what it says it is; one for which there is no room is put to sleep where nobody uses it.
 
+        `is_used`: by somebody of whom it is not counted yet.
         Raises `EngineTrouble`, also where nobody knows; then it is what it was, or awake and staying so.
         """
         held = self._occupancy.of(name)
@@ -128,7 +129,7 @@ class Residency:
             return
         if held.state is Residence.HOST:
             self._occupancy = self._occupancy.found(name)
-        if self._occupancy.is_overfull and not held.users:
+        if self._occupancy.is_overfull and not (held.users or is_used):
             self.evict(name)
         else:
             self._count(name)

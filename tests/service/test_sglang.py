@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.engine import Engine, EngineSpec, EngineTrouble, WakeFailed
+from arl_gpu.engines import Engines
 from arl_gpu.last_order import LastOrder
 from arl_gpu.residency import Residency
 from support.engine import KEY, RunningEngine, Told, running_engine
@@ -132,3 +133,16 @@ async def test_one_of_which_nobody_knows_is_not_used_and_does_not_leave_until_it
     assert residency.used == 1
     engine.was_restarted()
     assert await asyncio.to_thread(residency.hold, "e")
+
+
+async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_has_no_room(
+    sglang: RunningEngine,
+) -> None:
+    spec = asdict(EngineSpec(url=sglang.url, family="sglang", size=9))
+
+    def started(*held: str) -> str:
+        engines = Engines({"e": spec}, Residency(CpuDevice(8)), keys={"e": KEY}, held=held, on_step=lambda: None)
+        return engines.states["e"]
+
+    assert (await asyncio.to_thread(started, "e"), (await sglang.state())["asleep"]) == ("resident", False)
+    assert (await asyncio.to_thread(started), (await sglang.state())["asleep"]) == ("host", True)
