@@ -9,8 +9,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -83,7 +83,7 @@ class Engine:
     ) -> None:
         """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed, unless `last` denies it.
 
-        `on_step` is called before whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
+        `on_step` is called before and after whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
         """
         self.spec = spec
         self._on_step = on_step
@@ -110,8 +110,8 @@ class Engine:
 
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`, also unsure."""
-        self._on_step()
-        is_awake = self._is_awake()
+        with self._steps():
+            is_awake = self._is_awake()
         if self._is_sure:
             return is_awake
         self._recall()
@@ -128,18 +128,28 @@ class Engine:
         if not self.is_awake():
             return
         if self.spec.family == "sglang":
-            self._on_step()
-            # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
-            self._until(self._is_idle, "it is not idle, and nothing of ours is in flight", within_s=self.spec.sleep_s)
+            busy = "it is not idle, and nothing of ours is in flight"
+            with self._steps():
+                # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
+                self._until(self._is_idle, busy, within_s=self.spec.sleep_s)
             self._which()
-            self._on_step()
-            self._tell("/release_memory_occupation", within_s=self.spec.sleep_s, sleeps=True)
+            with self._steps():
+                self._tell("/release_memory_occupation", within_s=self.spec.sleep_s, sleeps=True)
             return
+        with self._steps():
+            # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
+            self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
+        with self._steps():
+            self._until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
+
+    @contextmanager
+    def _steps(self) -> Iterator[None]:
+        """Around what the caller waits for, so that none of that counts as anything else's."""
         self._on_step()
-        # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
-        self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
-        self._on_step()
-        self._until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
+        try:
+            yield
+        finally:
+            self._on_step()
 
     def _is_awake(self) -> bool:
         if self.spec.family == "sglang":
@@ -195,8 +205,8 @@ class Engine:
         self._process = None
         with suppress(EngineTrouble):
             for path in ("/server_info", "/get_server_info") if self._last is not None else ():
-                self._on_step()
-                said = self._ask("GET", path, within_s=ASK_S, must_succeed=False)
+                with self._steps():
+                    said = self._ask("GET", path, within_s=ASK_S, must_succeed=False)
                 seed = said.get("random_seed") if isinstance(said, dict) else None
                 if type(seed) is int and seed >= DRAWN:
                     self._process = str(seed)

@@ -37,7 +37,7 @@ class Engines:
         """`held`: in use, by somebody who outlived the last worker; `asleep`: that were told to sleep last.
 
         `directory`: where it is kept what those were told that can't be asked; without it only `asleep` says so.
-        `on_step` is called, by the caller's thread, before each wait for one.
+        `on_step` is called, by the caller's thread, before and after each wait for one.
         """
         self._residency = residency
         self._engines = {

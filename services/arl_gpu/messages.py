@@ -11,7 +11,7 @@ _LENGTH = 4
 LARGEST = 256 << 20
 """Bytes of a message. What says that it is longer is none."""
 STEP = {"step": "engine"}
-"""From a worker before its answer, any number of times: it asks something of an engine now."""
+"""From a worker before its answer, any number of times: it asks something of an engine now, or has asked."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
 SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s"}
@@ -40,9 +40,9 @@ def checked(answer: Any, *, items: int | None = None) -> dict[str, Any]:
     return answer
 
 
-async def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """It leaves while its writer reads: the other end may have much to say before it reads this."""
     writer.write(_framed(message))
-    await writer.drain()
 
 
 def read_blocking(channel: socket.socket) -> dict[str, Any] | None:

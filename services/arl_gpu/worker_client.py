@@ -155,7 +155,7 @@ class Worker:
         process = await self._living()
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                await write(process.writer, order)
+                write(process.writer, order)
                 while (said := await read(process.reader)) == STEP:  # of several engines, each may take its time
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 answer = checked(said, items=items)

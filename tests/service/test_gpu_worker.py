@@ -104,6 +104,18 @@ async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_
         await worker.score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
 
 
+ASKING = """
+from arl_gpu.messages import STEP
+for _ in range(10_000):
+    write_blocking(channel, STEP)
+"""
+
+
+async def test_what_a_worker_says_before_it_reads_a_large_order_is_heard(start: Start) -> None:
+    answer = await start(ASKING + GOOD, limit_s=10.0).score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
+    assert answer["entries"] == [{"score": float(4 << 20)}]
+
+
 BEYOND_USE = """
 import json
 from arl_gpu import worker

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,9 +39,15 @@ def last(tmp_path: Path) -> LastOrder:
     return LastOrder(tmp_path / "e.json")
 
 
-def driver_of(process: RunningEngine, last: LastOrder | None = None, *, is_asleep: bool = False) -> Engine:
+def driver_of(
+    process: RunningEngine,
+    last: LastOrder | None = None,
+    *,
+    is_asleep: bool = False,
+    on_step: Callable[[], None] = lambda: None,
+) -> Engine:
     spec = EngineSpec(url=process.url, family="sglang", size=1, wake_s=0.5, sleep_s=0.5)
-    return Engine(spec, key=KEY, is_asleep=is_asleep, last=last, on_step=lambda: None)
+    return Engine(spec, key=KEY, is_asleep=is_asleep, last=last, on_step=on_step)
 
 
 async def is_awake(engine: Engine) -> bool | None:
@@ -146,3 +152,15 @@ async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_h
 
     assert (await asyncio.to_thread(started, "e"), (await sglang.state())["asleep"]) == ("resident", False)
     assert (await asyncio.to_thread(started), (await sglang.state())["asleep"]) == ("host", True)
+
+
+async def test_its_caller_hears_of_a_step_before_it_is_told_something_and_after_it_has_answered(
+    sglang: RunningEngine, last: LastOrder
+) -> None:
+    seen: list[bool | None] = []
+    engine = driver_of(sglang, last, on_step=lambda: seen.append(last.sleeps(lambda: None, asleep=True)))
+    await asyncio.to_thread(engine.sleep)
+    assert seen == [False] * (len(seen) - 1) + [True]
+    asked = len(seen)
+    await asyncio.to_thread(engine.is_awake)
+    assert len(seen) == asked + 2
