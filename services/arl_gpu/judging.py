@@ -181,12 +181,15 @@ class Judging:
 
     async def _send(self, lane: _Lane) -> None:
         async with lane.changing:
-            if lane.pending and not lane.is_held:
-                lane.is_held = await self._is_awake(lane)
-            while lane.pending:
-                request = lane.pending.popleft()
-                if not self._board.is_over(request.job):
-                    self._begin_one(lane, request)
+            try:
+                if lane.pending and not lane.is_held:
+                    lane.is_held = await self._is_awake(lane)
+                while lane.pending:
+                    if not self._board.is_over(lane.pending[0].job):
+                        self._begin_one(lane, lane.pending[0])
+                    lane.pending.popleft()
+            except Exception as error:  # noqa: BLE001 - what waits has no time of its own yet, so it would for ever
+                self._break(lane, "order_failed", f"{type(error).__name__}: {error}")
         await self._rest(lane)
 
     async def _is_awake(self, lane: _Lane) -> bool:
@@ -231,8 +234,8 @@ class Judging:
 
     def _begin_one(self, lane: _Lane, request: _Request) -> None:
         """Counted until its task has ended, which a cancel may do before its first step."""
-        lane.running += 1
         self._board.runs(job := request.job)
+        lane.running += 1
         task = self._in_background(self._ask(lane, request))
         job.tasks.add(task)
         task.add_done_callback(lambda ended: self._end_one(lane, job, ended))

@@ -83,9 +83,11 @@ class Desk:
         self.looked = asyncio.Event()
         self.found: dict[str, Any] = {}
         self.given_up: list[str] = []
+        self.holding: Callable[[], None] = lambda: None
         self.sending: Callable[[Job], None] = lambda _: None
 
     async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        self.holding()
         return {"held": True}
 
     async def release(self, engine: str) -> dict[str, Any]:
@@ -165,6 +167,17 @@ async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() 
         judge_texts(judging, "verdict: good")
         await asyncio.wait_for(desk.released.wait(), 5)
         assert not judging.is_busy(0)
+
+
+async def test_what_nobody_foresaw_ends_what_waits_for_its_engine_and_not_what_comes_next() -> None:
+    async with judging_by(said) as (judging, desk):
+        desk.holding = lambda: {}["surprise"]
+        judge_texts(judging, "verdict: good", "verdict: bad")
+        await eventually(lambda: desk.broken == ["order_failed"] * 2)
+        desk.holding = lambda: None
+        judge_texts(judging, "verdict: good")
+        await asyncio.wait_for(desk.released.wait(), 5)
+        assert desk.entries[0]["score"] == 1.0
 
 
 async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at_though_nobody_needs_it() -> None:
