@@ -50,7 +50,6 @@ class Engines:
             )
             for name, spec in specs.items()
         }
-        self._unheard = set(self._engines)
         for name in sorted(self._engines, key=lambda each: each not in held):  # what is in use has its room first
             residency.adopt(key_of(name), self._engines[name])
             with suppress(EngineTrouble):  # whoever wants it hears of it
@@ -60,8 +59,9 @@ class Engines:
 
     @property
     def unheard(self) -> Collection[str]:
-        """Of which nobody knows what they hold, since they could not be asked: they count as awake."""
-        return self._unheard
+        """They count as awake, and do not leave: they could not be asked what they hold, or did not go to sleep."""
+        staying = self._residency.staying
+        return {name for name in self._engines if key_of(name) in staying}
 
     @property
     def states(self) -> dict[str, str]:
@@ -71,9 +71,7 @@ class Engines:
     def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
         """As `Residency.hold`. Raises also `LookupError` for one that is not this device's, and `EngineTooLarge`."""
         self._must_fit(name)
-        is_held = self._residency.hold(key_of(name), waiting=waiting)
-        self._unheard.discard(name)
-        return is_held
+        return self._residency.hold(key_of(name), waiting=waiting)
 
     def look_at(self, name: str, *, restarted: bool = False) -> None:
         """After trouble with it, or before anybody wants it. Raises `EngineTrouble` where there is more."""
@@ -83,7 +81,6 @@ class Engines:
 
     def _look_at(self, name: str, *, is_used: bool = False) -> None:
         self._residency.look_at(key_of(name), is_used=is_used)
-        self._unheard.discard(name)
         self._must_fit(name)
 
     def _must_fit(self, name: str) -> None:

@@ -7,15 +7,16 @@ in between. Whoever needs its room is waited for: nothing new is begun meanwhile
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from arl_core.residency import Residence
 from arl_gpu.completions import Completions, EngineFailed, ItemRefused
 from arl_gpu.jobs import Job
 from arl_gpu.kinds.judge import Judge, NotAsked, is_chat
-from arl_gpu.kinds.model import Entry, Item, failed
+from arl_gpu.kinds.model import Entry, failed
+from arl_gpu.lanes import Lane, Request
+from arl_gpu.pauses import Pause
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import EngineSettings
 from arl_gpu.turns import Batch
@@ -26,12 +27,15 @@ __all__ = ["Board", "EngineOwner", "Judging"]
 
 LOOK_S = 2.0
 """Between looks at an engine's health."""
+LONGEST_PAUSE_S = 300.0
+"""Between questions that may cost a device's worker more than an answer."""
 WAKING_S = 0.05
 """Between questions whether it is awake by now."""
 COMPLETED = 16 << 20
 """Bytes of all completions of an action, which are settled in one statement."""
 ENDS_IT = frozenset({"engine_gone", "engine_unreachable"})
 """What the engine itself failed of, and not a single answer of it."""
+DIED = "worker_died"
 TOO_LARGE = "engine_too_large"
 """Nothing mends that but other settings, so nobody waits."""
 TROUBLE = frozenset({"wake_failed", "engine_trouble", TOO_LARGE})
@@ -62,45 +66,6 @@ class Board(Protocol):
     def look_again(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    job: Job
-    at: int
-    """The number of the item."""
-    judge: Judge
-
-    @property
-    def item(self) -> Item:
-        return self.job.items[self.at]
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """One engine."""
-
-    name: str
-    settings: EngineSettings
-    completions: Completions
-    limit: asyncio.Semaphore
-    pending: deque[_Request] = field(default_factory=deque)
-    """Chosen, and not sent before it is awake."""
-    running: int = 0
-    is_held: bool = False
-    lacks_room: bool = False
-    trouble: str | None = None
-    well_at: float = field(default_factory=time.monotonic)
-    """When it was not in trouble last, as far as anybody looked."""
-    is_gone: bool = False
-    """Nothing listened there, so whatever does later has begun anew."""
-    is_unheard: bool = True
-    """Its device's worker does not know what it holds, or was not asked yet."""
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def is_busy(self) -> bool:
-        return self.is_held or bool(self.pending and not self.lacks_room)
-
-
 class Judging:
     """`judges`: the services that engines serve, as they are offered now."""
 
@@ -114,7 +79,13 @@ class Judging:
     ) -> None:
         self._owners, self._judges, self._look_s = owners, judges, look_s
         self._lanes = {
-            name: _Lane(name, each, Completions(each), asyncio.Semaphore(each.requests))
+            name: Lane(
+                name,
+                each,
+                Completions(each),
+                asyncio.Semaphore(each.requests),
+                Pause(look_s, longest_s=LONGEST_PAUSE_S),
+            )
             for name, each in engines.items()
         }
         self._board: Board
@@ -147,6 +118,8 @@ class Judging:
         for lane in self._lanes.values():
             if lane.settings.device == number and "unheard" in answer:
                 lane.is_unheard = lane.name in answer["unheard"]
+                if answer.get("engines", {}).get(lane.name) == Residence.HOST:
+                    lane.pause.reset()
 
     def closed(self, number: int, *, makes_room: bool) -> set[str]:
         """Services of which a device begins nothing now. `makes_room`: something else needs what engines hold."""
@@ -164,7 +137,7 @@ class Judging:
         """Every item ends in one entry, or its action in one failure, unless it is over before."""
         lane, options = self._lanes[files.engine or ""], ServiceOptions.model_validate(files.options)
         judge = Judge(options.judge)
-        lane.pending.extend(_Request(job, at, judge) for job, start, stop in batch for at in range(start, stop))
+        lane.pending.extend(Request(job, at, judge) for job, start, stop in batch for at in range(start, stop))
         self._in_background(self._send(lane))
 
     def _is_closed(self, files: ServiceFiles, number: int, makes_room: bool) -> bool:
@@ -179,7 +152,7 @@ class Judging:
             or any(each.lacks_room for each in others)
         )
 
-    async def _send(self, lane: _Lane) -> None:
+    async def _send(self, lane: Lane) -> None:
         async with lane.changing:
             try:
                 if lane.pending and not lane.is_held:
@@ -192,14 +165,14 @@ class Judging:
                 self._break(lane, "order_failed", f"{type(error).__name__}: {error}")
         await self._rest(lane)
 
-    async def _is_awake(self, lane: _Lane) -> bool:
+    async def _is_awake(self, lane: Lane) -> bool:
         """Held from now on; or everything that waited for it has failed."""
         number = lane.settings.device
         while True:
             try:
                 answer = await self._owners[number].hold(lane.name, self._board.waiting_on(number))
             except WorkerDied as error:
-                self._break(lane, "worker_died", str(error))
+                self._break(lane, DIED, str(error))
                 return False
             self._board.learn(number, answer)
             if "error" not in answer:
@@ -210,7 +183,7 @@ class Judging:
                 self._break(lane, answer["error"], answer["message"])
                 return False
 
-    async def _others_left(self, lane: _Lane) -> bool:
+    async def _others_left(self, lane: Lane) -> bool:
         """Once an engine that held what this one needs is released; False where none does."""
         others = [e for e in self._lanes.values() if e is not lane and e.settings.device == lane.settings.device]
         busy = [each for each in others if each.is_busy]
@@ -224,7 +197,7 @@ class Judging:
             lane.lacks_room = False
         return True
 
-    def _break(self, lane: _Lane, reason: str, message: str) -> None:
+    def _break(self, lane: Lane, reason: str, message: str) -> None:
         """Of what waited for it; no room is no fault of the engine's."""
         log.warning("engine %s can't be had: %s: %s", lane.name, reason, message)
         if reason in TROUBLE:
@@ -232,7 +205,7 @@ class Judging:
         while lane.pending:
             self._board.broke(lane.pending.popleft().job, reason, message)
 
-    def _begin_one(self, lane: _Lane, request: _Request) -> None:
+    def _begin_one(self, lane: Lane, request: Request) -> None:
         """Counted until its task has ended, which a cancel may do before its first step."""
         self._board.runs(job := request.job)
         lane.running += 1
@@ -240,14 +213,14 @@ class Judging:
         job.tasks.add(task)
         task.add_done_callback(lambda ended: self._end_one(lane, job, ended))
 
-    def _end_one(self, lane: _Lane, job: Job, task: "asyncio.Task[None]") -> None:
+    def _end_one(self, lane: Lane, job: Job, task: "asyncio.Task[None]") -> None:
         job.tasks.discard(task)
         lane.running -= 1
         self._board.look_again()
         if not lane.running:
             self._in_background(self._rest(lane))
 
-    async def _ask(self, lane: _Lane, request: _Request) -> None:
+    async def _ask(self, lane: Lane, request: Request) -> None:
         job = request.job
         try:
             entry = await self._asked_twice(lane, request)
@@ -262,7 +235,7 @@ class Judging:
         _forget_this(job)
         self._take(request, entry)
 
-    async def _asked_twice(self, lane: _Lane, request: _Request) -> Entry:
+    async def _asked_twice(self, lane: Lane, request: Request) -> Entry:
         """Where the connection broke off: whether the engine ended shows when it is asked again."""
         try:
             return await self._entry(lane, request)
@@ -271,7 +244,7 @@ class Judging:
                 raise
         return await self._entry(lane, request)
 
-    def _take(self, request: _Request, entry: Entry) -> None:
+    def _take(self, request: Request, entry: Entry) -> None:
         """Its failure is an item's, unless no item has a score: then the whole is the engine's, and may be retried."""
         job = request.job
         entries = [*job.done.values(), entry] if len(job.done) + 1 == len(job.items) else [{}]
@@ -282,7 +255,7 @@ class Judging:
         else:
             self._board.answered(job, request.at, entry)
 
-    async def _entry(self, lane: _Lane, request: _Request) -> Entry:
+    async def _entry(self, lane: Lane, request: Request) -> Entry:
         try:
             body = request.judge.request(request.item)
             async with lane.limit:
@@ -301,7 +274,7 @@ class Judging:
         # A pattern may take its time, in which nodes and engines are to be heard.
         return await asyncio.to_thread(request.judge.entry, answer.choices)
 
-    async def _rest(self, lane: _Lane) -> None:
+    async def _rest(self, lane: Lane) -> None:
         """Where nothing is in flight any more, it may leave its device."""
         async with lane.changing:
             if lane.running or lane.pending:
@@ -312,7 +285,7 @@ class Judging:
             self._released.notify_all()
         self._board.look_again()
 
-    async def _release(self, lane: _Lane) -> None:
+    async def _release(self, lane: Lane) -> None:
         number = lane.settings.device
         try:
             self._board.learn(number, await self._owners[number].release(lane.name))
@@ -320,16 +293,13 @@ class Judging:
             log.warning("engine %s was released by nobody: %s", lane.name, error)
         lane.is_held = False
 
-    async def _watch(self, lane: _Lane) -> None:
+    async def _watch(self, lane: Lane) -> None:
         while True:
-            try:
-                await self._look(lane)
-            except WorkerDied as error:
-                log.warning("engine %s: the worker of its device died: %s", lane.name, error)
+            await self._look(lane)
             self._bound(lane)
             await asyncio.sleep(self._look_s)
 
-    def _bound(self, lane: _Lane) -> None:
+    def _bound(self, lane: Lane) -> None:
         """Nobody waits for ever for one that does not come back."""
         if lane.trouble is None:
             lane.well_at = time.monotonic()
@@ -339,7 +309,7 @@ class Judging:
             services = {each.name for each in self._judges() if each.engine == lane.name}
             self._board.give_up(services, reason, message)
 
-    async def _look(self, lane: _Lane) -> None:
+    async def _look(self, lane: Lane) -> None:
         """One that was in trouble is used again once it answers, and once it is known what it holds."""
         try:
             await lane.completions.look()
@@ -351,17 +321,30 @@ class Judging:
             lane.trouble = f"{reason}: {error}"
             return
         async with lane.changing:
-            if (lane.trouble is not None or self._is_unknown(lane)) and not lane.is_held:
+            if self._is_asked_about(lane) and not lane.is_held:
                 await self._look_at(lane)
 
-    def _is_unknown(self, lane: _Lane) -> bool:
-        """It matters once a judge is served by it: a node that judges nothing needs no worker."""
-        return lane.is_unheard and any(each.engine == lane.name for each in self._judges())
+    def _is_asked_about(self, lane: Lane) -> bool:
+        """What it holds matters once a judge is served by it: a node that judges nothing needs no worker."""
+        if lane.trouble is not None and not lane.trouble.startswith(DIED):
+            return True
+        is_unknown = lane.is_unheard and any(each.engine == lane.name for each in self._judges())
+        return (lane.trouble is not None or is_unknown) and lane.pause.is_over
 
-    async def _look_at(self, lane: _Lane) -> None:
-        number = lane.settings.device
-        answer = await self._owners[number].look_at(lane.name, restarted=lane.is_gone)
+    async def _look_at(self, lane: Lane) -> None:
+        number, was_well = lane.settings.device, lane.trouble is None
+        try:
+            answer = await self._owners[number].look_at(lane.name, restarted=lane.is_gone)
+        except WorkerDied as error:
+            log.warning("engine %s: the worker of its device died: %s", lane.name, error)
+            lane.trouble = f"{DIED}: {error}"
+            lane.pause.begin()
+            return
         self._board.learn(number, answer)
+        if was_well:  # then it may stay anew as soon as somebody needs its room
+            lane.pause.begin()
+        else:
+            lane.pause.reset()
         lane.is_gone = False
         lane.trouble = f"{answer['error']}: {answer['message']}" if "error" in answer else None
         self._board.look_again()

@@ -87,6 +87,11 @@ class Residency:
         free, services = self._occupancy.free, self._occupancy.services
         return frozenset(n for n, each in services.items() if each.state is Residence.HOST and each.size <= free)
 
+    @property
+    def staying(self) -> frozenset[str]:
+        """Engines that keep their bytes whoever needs them, until it was heard that they would leave."""
+        return frozenset(name for name, each in self._occupancy.services.items() if each.stays)
+
     def moves(self) -> Moves:
         """Since the last call."""
         found, self._moves = self._moves, Moves()

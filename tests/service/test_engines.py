@@ -114,8 +114,9 @@ async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_wo
         await worker.look_at("e0")
         await engine.tell(refuses_sleep=True)
         answer, pid = await worker.evict("judge0"), worker.pid
-        assert (answer["error"], answer["used_bytes"]) == ("engine_trouble", 6 * MIB)
-        assert (await worker.look_at("e0"))["engines"] == {"e0": "resident"}
+        assert (answer["error"], answer["used_bytes"], answer["unheard"]) == ("engine_trouble", 6 * MIB, ["e0"])
+        answer = await worker.look_at("e0")
+        assert (answer["engines"], answer["unheard"]) == ({"e0": "resident"}, [])
         assert worker.pid == pid
 
 

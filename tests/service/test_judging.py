@@ -3,9 +3,11 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +21,7 @@ from arl_core.fence import Fence
 from arl_gpu.completions import LARGEST, Completions, EngineFailed
 from arl_gpu.engine import EngineSpec
 from arl_gpu.jobs import Job, Report
-from arl_gpu.judging import Judging
+from arl_gpu.judging import LOOK_S, Judging
 from arl_gpu.kinds.model import Entry
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scoring
@@ -27,7 +29,7 @@ from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import EngineSettings
 from arl_gpu.turns import Part, Turns
 from arl_gpu.worker import MIB, Config
-from arl_gpu.worker_client import Worker
+from arl_gpu.worker_client import Worker, WorkerDied
 from arl_kit.metrics import Metrics
 from support.conditions import eventually
 from support.engine import KEY, RunningEngine, running_engine, verdict_of
@@ -83,6 +85,8 @@ class Desk:
         self.looked = asyncio.Event()
         self.found: dict[str, Any] = {}
         self.given_up: list[str] = []
+        self.looks: list[float] = []
+        self.dies = False
         self.holding: Callable[[], None] = lambda: None
         self.sending: Callable[[Job], None] = lambda _: None
 
@@ -96,6 +100,9 @@ class Desk:
 
     async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
         self.looked.set()
+        self.looks.append(time.monotonic())
+        if self.dies:
+            raise WorkerDied("it could not be started")
         return self.found
 
     def runs(self, job: Job) -> None: ...
@@ -123,14 +130,15 @@ class Desk:
 
 @asynccontextmanager
 async def judging_by(
-    chat: Callable[[web.Request], Awaitable[web.StreamResponse]], **more: Any
+    chat: Callable[[web.Request], Awaitable[web.StreamResponse]], *, look_s: float = LOOK_S, **more: Any
 ) -> AsyncIterator[tuple[Judging, Desk]]:
     app, desk = web.Application(), Desk()
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get("/health", _well)
     async with TestServer(app) as server:
         settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
-        judging = Judging({"e": EngineSettings.model_validate(settings)}, [desk], lambda: [files_of("j", "e")])
+        engines = {"e": EngineSettings.model_validate(settings)}
+        judging = Judging(engines, [desk], lambda: [files_of("j", "e")], look_s=look_s)
         judging.start(desk)
         yield judging, desk
         await judging.stop()
@@ -183,6 +191,20 @@ async def test_what_nobody_foresaw_ends_what_waits_for_its_engine_and_not_what_c
 async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at_though_nobody_needs_it() -> None:
     async with judging_by(said) as (_, desk):
         await asyncio.wait_for(desk.looked.wait(), 5)
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["its worker dies", "it stays"])
+async def test_a_worker_is_asked_less_and_less_what_it_dies_of_or_about_one_that_stays(dies: bool) -> None:
+    async with judging_by(said, look_s=0.02) as (judging, desk):
+        desk.dies = dies
+        await eventually(lambda: len(desk.looks) == 4)
+        gaps = [later - earlier for earlier, later in pairwise(desk.looks)]
+        assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08), strict=True))
+        wanted = "worker_died: it could not be started" if dies else "ok"
+        assert judging.health(files_of("j", "e")) == wanted
+        desk.dies = False
+        judging.hear(0, {"unheard": [], "engines": {"e": "host"}})
+        await eventually(lambda: judging.health(files_of("j", "e")) == "ok")
 
 
 async def test_one_that_is_larger_than_its_device_says_so_before_anybody_needs_it_and_nobody_waits_for_it() -> None:
