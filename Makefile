@@ -34,7 +34,8 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(LANES) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(LANES) --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(LANES) --ignore=tests/chaos --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
 	$(MAKE) test-torch
 
 # Beside the environment and not in it, so that everything else is measured and tested as it is installed. Most of it

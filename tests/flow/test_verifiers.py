@@ -45,7 +45,7 @@ async def test_answers_are_verified_on_a_core_and_in_a_sandbox(api: httpx.AsyncC
 
 
 async def test_a_text_that_never_ends_is_an_error_of_its_item(api: httpx.AsyncClient) -> None:
-    action = await scored(api, "regex", BOMB, timeout_s=1.0)
+    action = await scored(api, "regex", BOMB, timeout_s=7.0)
     assert action["outcome"] == "user_error"
     assert action["result"]["scores"][0]["error"]["code"] == "verifier_timeout"
 
