@@ -85,6 +85,9 @@ async def test_a_leader_that_stood_still_books_nothing_twice(databases: Database
 TURNS = 2
 BOTH = ("scheduler", "scheduler-2")
 TERM = "select term from leader_term"
+AS_WIDE_AS_CAN_BE = (
+    f"select count(*) from actions where state = 'running' and amounts @> '{{\"cpu_milli\": {CORES}000}}'"
+)
 RESIZED = "select count(*) from edge_log where state = 'running' and amounts_seq > 1"
 HALF_GANGS = """
     select count(*)
@@ -97,16 +100,23 @@ HALF_GANGS = """
 """
 
 
+def wide(task: int, *, seconds: float) -> SubmitAction:
+    return exec_action(
+        task=f"t{task}",
+        argv=["sleep", str(seconds)],
+        cpu=(1, CORES),
+        parallel_fraction=0.9,
+        resizable="any",
+        memory_mib=64,
+    )
+
+
 def some_work(turn: int) -> tuple[list[SubmitAction], list[SubmitAction]]:
     """What may be resized, among what may not; and a gang of more than half the node."""
-    wide = [
-        exec_action(task=f"t{n % 2}", argv=["sleep", str(0.2 + n % 3)], cpu=(1, CORES), parallel_fraction=0.9,
-                    resizable="any", memory_mib=64)
-        for n in range(5)
-    ]  # fmt: skip
+    resizable = [wide(n % 2, seconds=0.2 + n % 3) for n in range(5)]
     fixed = [exec_action(task="t0", argv=["sleep", "0.1"], cpu=1 + turn % 2, memory_mib=64) for _ in range(4)]
     gang = [exec_action(task="t1", argv=["sleep", "0.5"], cpu=1, memory_mib=64) for _ in range(CORES - 1)]
-    return [*wide, *fixed], gang
+    return [*resizable, *fixed], gang
 
 
 async def the_leader(system: System) -> str:
@@ -139,11 +149,17 @@ async def test_leaders_that_take_over_from_each_other_book_nothing_twice_while_t
     ):
         await system.start("scheduler-2")
         await rows.execute(LOG_EDGES)
-        ids: list[UUID] = []
+
+        async def some_are_resized() -> bool:
+            return bool(await rows.value(RESIZED) > 0)
+
+        ids: list[UUID] = [(await client.submit(wide(0, seconds=10))).id]
+        await rows.until_value(1, AS_WIDE_AS_CAN_BE, timeout_s=20)
         for turn in range(TURNS):
             batch, gang = some_work(turn)
             ids += await client.submit_many(batch)
             ids += await client.submit_gang(gang)
+            await rows.until(some_are_resized, timeout_s=20)
             leader, term = await the_leader(system), await rows.value(TERM)
             system.processes[leader].send_signal(signal.SIGSTOP)
             await rows.until(lambda term=term: another_leads(rows, term), timeout_s=20)
@@ -155,7 +171,6 @@ async def test_leaders_that_take_over_from_each_other_book_nothing_twice_while_t
         assert all(held[resource] <= most[resource] for resource in held), (held, most)
         assert held["cpu_milli"] == CORES * 1000, "never full, so nothing could be booked twice"
         assert await rows.value(GRANTED) == await rows.value("select sum(grant_no) from actions")
-        assert await rows.value(RESIZED) > 0
         assert await rows.value(HALF_GANGS) == 0
         async with system.client() as api:
             assert (await api.get("/v1/admin/audit")).json()["findings"] == []
