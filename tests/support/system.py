@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from arl_store.migrate import ensure_api_key, role_url
+from support.nursery import Forked
 from support.postgres import PASSWORDS
 
 __all__ = ["API_KEY", "System", "free_ports", "running_system"]
@@ -44,7 +45,7 @@ class System:
     cores: int | None
     overrides: dict[str, dict[str, str]]
     ports: dict[str, int] = field(default_factory=dict)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes] | Forked] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -57,7 +58,7 @@ class System:
         """A client that may open as many connections as it has requests, so that none waits here."""
         headers = {"authorization": f"Bearer {API_KEY}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s, limits=limits)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s, limits=limits, verify=False)
 
     def log(self, service: str) -> str:
         return (self.directory / f"{service}.log").read_text()
@@ -72,16 +73,16 @@ class System:
         module = "arl_cpu.launcher" if name == "launcher" else f"arl_{_service(name)}"
         if name != "launcher" and name not in self.ports:
             [self.ports[name]] = free_ports(1)
-        log = (self.directory / f"{name}.log").open("ab")
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", module], env=self._environment(name), stdout=log, stderr=log, start_new_session=True
-        )
-        log.close()
+        env, log = self._environment(name), self.directory / f"{name}.log"
+        if name == "launcher":
+            self.processes[name] = _program(module, env=env, log=log)
+        else:
+            self.processes[name] = Forked(module, env=env, log=log)
 
     async def wait_ready(self, name: str) -> None:
         """Until it answers, or with its log if it ended before."""
-        async with asyncio.timeout(READY_S):
-            while not await self._is_ready(name):
+        async with asyncio.timeout(READY_S), httpx.AsyncClient(verify=False) as client:
+            while not await self._is_ready(name, client):
                 if self.processes[name].poll() is not None:
                     raise RuntimeError(
                         f"{name} ended with {self.processes[name].returncode}:\n{self.log(name)[-4000:]}"
@@ -108,24 +109,23 @@ class System:
         for name in reversed(self.processes):
             process = self.processes[name]
             if process.poll() is None:
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
                 process.send_signal(signal.SIGCONT)
         for process in self.processes.values():
             try:
                 process.wait(timeout=15)
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.send_signal(signal.SIGKILL)
                 process.wait()
 
     def token(self, service: str) -> str:
         return f"{service}-token-0123456789abcdef"
 
-    async def _is_ready(self, name: str) -> bool:
+    async def _is_ready(self, name: str, client: httpx.AsyncClient) -> bool:
         if name == "launcher":
             return (self.directory / "l.sock").exists()
         try:
-            async with httpx.AsyncClient() as client:
-                return (await client.get(f"{self.url_of(name)}/readyz")).status_code == 200
+            return (await client.get(f"{self.url_of(name)}/readyz")).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -179,6 +179,12 @@ async def running_system(
     finally:
         system.stop()
         shutil.rmtree(directory)
+
+
+def _program(module: str, *, env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as words:
+        command = [sys.executable, "-m", module]
+        return subprocess.Popen(command, env=env, stdout=words, stderr=words, start_new_session=True)
 
 
 def _service(name: str) -> str:
