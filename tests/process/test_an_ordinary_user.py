@@ -54,7 +54,6 @@ def test_the_attacks_are_contained_for_an_ordinary_user_too() -> None:
                 "HOME": str(home),
                 "TMPDIR": str(home),
                 "PYTHONPATH": ":".join(str(home / name) for name in ("libs", "services", "packages")),
-                "PYTHONDONTWRITEBYTECODE": "1",
             },
             user=SOME_UID,
             group=SOME_UID,
