@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from base64 import b64encode
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,9 @@ class TestSystem:
         assert set(status["processes"]) == {
             "postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "gateway"
         }  # fmt: skip
+
+    def test_it_says_which_version_it_is(self, machine: Machine) -> None:
+        assert machine.cli("--version").stdout.strip() == version("arl-tangram")
 
     def test_a_second_up_attaches(self, machine: Machine) -> None:
         supervisor = machine.status()["supervisor"]

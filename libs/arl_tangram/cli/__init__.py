@@ -5,7 +5,8 @@ Exit codes: 0 done, 1 failed, 2 used wrongly, 3 not running, 5 no sandbox works 
 
 import os
 import sys
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -52,7 +53,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="tangram",
     cls=_Commands,
-    help="Action-level resource management for agentic reinforcement learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,6 +63,20 @@ COMMANDS = (
 )
 for module in COMMANDS:
     module.register(app)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("arl-tangram"))
+        raise typer.Exit
+
+
+@app.callback(help="Action-level resource management for agentic reinforcement learning.")
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None: ...
 
 
 def main() -> None:
