@@ -307,13 +307,10 @@ def test_curl_alone_submits_and_gets_an_outcome(machine: Machine) -> None:
 def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
     figures = json.loads(machine.cli("demo", "--json", "--quick", "--trajectories", "3").stdout)["figures"]
     assert figures["trajectories"] == 24
-    assert (
-        figures["wrong_rewarded"] == figures["right_unrewarded"] == figures["hacks_rewarded"] == figures["masked"] == 0
-    )
+    assert figures["wrong_rewarded"] == figures["right_unrewarded"] == 0
+    assert figures["hacks_rewarded"] == figures["masked"] == 0
     assert figures["hacks_tried"] >= 12
-    assert figures["sandbox_enforced"] == 1
-    assert figures["scored"] == 24
-    assert figures["reward_services"] == 3
+    assert (figures["sandbox_enforced"], figures["scored"], figures["reward_services"]) == (1, 24, 3)
     for name in ("likeness", "quality"):
         assert figures[f"{name}_right_mean"] > figures[f"{name}_wrong_mean"]
 
