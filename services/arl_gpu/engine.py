@@ -97,6 +97,8 @@ class Engine:
         """Of SGLang, which one it was when it was asked last; the thread in which it wakes up can't ask."""
         self._is_sure = last is None or spec.family != "sglang"
         """False where nobody knows whether it sleeps: it counts as awake, and nobody uses it or tells it anything."""
+        self.refusal: str | None = None
+        """Why it did not sleep when it was told to, until it is heard that it does or that it began anew."""
 
     @property
     def size(self) -> int:
@@ -104,7 +106,7 @@ class Engine:
 
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
-        self._slept, self._is_sure, self._process = False, True, None
+        self._slept, self._is_sure, self._process, self.refusal = False, True, None, None
         with suppress(EngineTrouble):  # what is kept there is another process's
             self._keep(sleeps=False)
 
@@ -113,6 +115,7 @@ class Engine:
         with self._steps():
             is_awake = self._is_awake()
         if self._is_sure:
+            self.refusal = self.refusal if is_awake else None
             return is_awake
         self._recall()
         if not self._is_sure:
@@ -127,6 +130,14 @@ class Engine:
         """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
         if not self.is_awake():
             return
+        try:
+            self._sleep()
+        except EngineTrouble as trouble:
+            self.refusal = str(trouble)
+            raise
+        self.refusal = None
+
+    def _sleep(self) -> None:
         if self.spec.family == "sglang":
             busy = "it is not idle, and nothing of ours is in flight"
             with self._steps():

@@ -64,6 +64,11 @@ class Engines:
         return {name for name in self._engines if key_of(name) in staying}
 
     @property
+    def refusals(self) -> dict[str, str]:
+        """Why each that was told to sleep did not."""
+        return {name: each.refusal for name, each in self._engines.items() if each.refusal is not None}
+
+    @property
     def states(self) -> dict[str, str]:
         known = self._residency.states
         return {name: known.get(key_of(name), Residence.COLD).value for name in self._engines}

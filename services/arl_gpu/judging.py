@@ -110,14 +110,18 @@ class Judging:
         return next((each for each in self._judges() if each.name == service), None) if self._lanes else None
 
     def health(self, service: ServiceFiles) -> str:
-        lane = self._lanes.get(service.engine or "")
-        return "ok" if lane is None or lane.trouble is None else lane.trouble
+        """`engine_stays` is trouble of whoever needs the room, and none of those who are served by it."""
+        if (lane := self._lanes.get(service.engine or "")) is None:
+            return "ok"
+        stays = "ok" if lane.refusal is None else f"engine_stays: {lane.refusal}"
+        return stays if lane.trouble is None else lane.trouble
 
     def hear(self, number: int, answer: Mapping[str, Any]) -> None:
         """Of a device's worker, whatever it was asked."""
         for lane in self._lanes.values():
             if lane.settings.device == number and "unheard" in answer:
                 lane.is_unheard = lane.name in answer["unheard"]
+                lane.refusal = answer.get("refusals", {}).get(lane.name)
                 if answer.get("engines", {}).get(lane.name) == Residence.HOST:
                     lane.pause.reset()
 

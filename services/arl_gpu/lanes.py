@@ -45,6 +45,8 @@ class Lane:
     is_held: bool = False
     lacks_room: bool = False
     trouble: str | None = None
+    refusal: str | None = None
+    """Why it did not sleep when its room was needed; that is no reason not to use it."""
     well_at: float = field(default_factory=time.monotonic)
     """When it was not in trouble last, as far as anybody looked."""
     is_gone: bool = False

@@ -135,6 +135,7 @@ class _Worker:
             answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
         now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unheard)}
+        now |= {"refusals": self._engines.refusals}
         return answer | now | {"moves": asdict(self._residency.moves())}
 
     def _score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:

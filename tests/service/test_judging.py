@@ -276,6 +276,30 @@ async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> N
     assert [each.get("error", {}).get("code") for each in entries].count("too_much_answered") == 1
 
 
+async def test_one_that_does_not_sleep_says_so_until_it_does_and_judges_meanwhile(judged: Judged) -> None:
+    await judged.engines[0].tell(refuses_sleep=True)
+    for service, outcome, health in (
+        ("j0", "ok", "ok"),
+        ("j1", "infra_error", "engine_stays: /sleep answered 500"),
+        ("j0", "ok", "engine_stays: /sleep answered 500"),
+    ):
+        job = judged.add(service, "text")
+        assert (await judged.ends())[job.fence].outcome == outcome
+        assert judged.judging.health(files_of("j0", "e0")).startswith(health)
+        judged.jobs.clear()
+    assert judged.judging.health(files_of("j1", "e1")) == "ok"
+    await judged.engines[0].tell(refuses_sleep=False)
+
+    async def is_judged() -> bool:
+        job = judged.add("j1", "text")
+        outcome = (await judged.ends())[job.fence].outcome
+        judged.jobs.clear()
+        return outcome == "ok"
+
+    await eventually(is_judged)
+    assert judged.judging.health(files_of("j0", "e0")) == "ok"
+
+
 @pytest.mark.slow
 async def test_the_time_that_an_engine_takes_to_wake_is_not_the_action_s(judged: Judged) -> None:
     await judged.engines[1].tell(slow_wake_s=1.2)
