@@ -329,11 +329,10 @@ class Judging:
                 await self._look_at(lane)
 
     def _is_asked_about(self, lane: Lane) -> bool:
-        """What it holds matters once a judge is served by it: a node that judges nothing needs no worker."""
+        """Also without a judge: what it holds counts against whatever else is to come onto its device."""
         if lane.trouble is not None and not lane.trouble.startswith(DIED):
             return True
-        is_unknown = lane.is_unheard and any(each.engine == lane.name for each in self._judges())
-        return (lane.trouble is not None or is_unknown) and lane.pause.is_over
+        return (lane.trouble is not None or lane.is_unheard) and lane.pause.is_over
 
     async def _look_at(self, lane: Lane) -> None:
         number, was_well = lane.settings.device, lane.trouble is None

@@ -130,7 +130,11 @@ class Desk:
 
 @asynccontextmanager
 async def judging_by(
-    chat: Callable[[web.Request], Awaitable[web.StreamResponse]], *, look_s: float = LOOK_S, **more: Any
+    chat: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    *,
+    judges: Sequence[str] = ("j",),
+    look_s: float = LOOK_S,
+    **more: Any,
 ) -> AsyncIterator[tuple[Judging, Desk]]:
     app, desk = web.Application(), Desk()
     app.router.add_post("/v1/chat/completions", chat)
@@ -138,7 +142,7 @@ async def judging_by(
     async with TestServer(app) as server:
         settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
         engines = {"e": EngineSettings.model_validate(settings)}
-        judging = Judging(engines, [desk], lambda: [files_of("j", "e")], look_s=look_s)
+        judging = Judging(engines, [desk], lambda: [files_of(each, "e") for each in judges], look_s=look_s)
         judging.start(desk)
         yield judging, desk
         await judging.stop()
@@ -188,8 +192,9 @@ async def test_what_nobody_foresaw_ends_what_waits_for_its_engine_and_not_what_c
         assert desk.entries[0]["score"] == 1.0
 
 
-async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at_though_nobody_needs_it() -> None:
-    async with judging_by(said) as (_, desk):
+@pytest.mark.parametrize("judges", [["j"], []], ids=["nobody needs it", "no judge is served by it"])
+async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at(judges: Sequence[str]) -> None:
+    async with judging_by(said, judges=judges) as (_, desk):
         await asyncio.wait_for(desk.looked.wait(), 5)
 
 
