@@ -107,8 +107,9 @@ class Engine:
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
         self._slept, self._is_sure, self._process, self.refusal = False, True, None, None
-        with suppress(EngineTrouble):  # what is kept there is another process's
-            self._keep(sleeps=False)
+        if self.spec.family == "sglang":
+            with suppress(EngineTrouble):  # what is kept there is another process's
+                self._keep(sleeps=False)
 
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`, also unsure."""

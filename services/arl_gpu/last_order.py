@@ -10,16 +10,18 @@ __all__ = ["LastOrder"]
 
 
 class LastOrder:
-    """Of one engine. Without a file it was told nothing, or woken last; one that is not whole says nothing."""
+    """Of one engine. A file that is not whole says nothing.
+
+    Without a file, as before its first order or after somebody deleted that, it is awake, unless whoever asks put it to
+    sleep. So its bytes count, and if that is wrong it ends where it is used, which is an error and never a score. Taken
+    for unknown, none could be used before its first restart, since nothing else tells a first start from a lost file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def keep(self, engine: str | None, *, sleeps: bool | None) -> None:
         """`engine`: which process it is, where that is known. `sleeps`: None while it is told to. Raises `OSError`."""
-        if sleeps is False:
-            self._path.unlink(missing_ok=True)
-            return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A power failure ends the engine, too.
         replace_file(self._path, json.dumps({"engine": engine, "sleeps": sleeps}), durable=False)
@@ -34,9 +36,11 @@ class LastOrder:
             said = json.loads(self._path.read_text())
             then, sleeps = said["engine"], said["sleeps"]
         except FileNotFoundError:
-            return False
+            return asleep
         except (OSError, ValueError, LookupError, TypeError):
             return None
+        if sleeps is False:
+            return False
         now = which() if then is not None else None
         if now is not None and then != now:
             return False

@@ -69,6 +69,17 @@ async def test_one_without_a_seed_that_its_manager_put_to_sleep_is_asleep_to_the
     assert await is_awake(driver_of(sglang, last)) is None
 
 
+async def test_one_whose_file_was_deleted_is_woken_by_the_manager_that_put_it_to_sleep(
+    sglang: RunningEngine, last: LastOrder, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(driver_of(sglang, last).sleep)
+    (tmp_path / "e.json").unlink()
+    engine = driver_of(sglang, last, is_asleep=True)
+    assert await is_awake(engine) is False
+    await asyncio.to_thread(engine.wake().wait)
+    assert (sglang.has_ended, (await sglang.state())["asleep"]) == (False, False)
+
+
 async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(sglang: RunningEngine, last: LastOrder) -> None:
     await asyncio.to_thread(driver_of(sglang, last).sleep)
     await sglang.tell(hides_its_seed=True)
@@ -116,7 +127,7 @@ async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
     (last := Ends(path)).process = sglang
     with pytest.raises(EngineTrouble):
         await asyncio.to_thread(driver_of(sglang, last).sleep)
-    assert not path.exists()
+    assert json.loads(path.read_text())["sleeps"] is False
     await sglang.start()
     await sglang.tell(seed=1 << 20)
     last.process = None
@@ -158,6 +169,7 @@ async def test_its_caller_hears_of_a_step_before_it_is_told_something_and_after_
     sglang: RunningEngine, last: LastOrder
 ) -> None:
     seen: list[bool | None] = []
+    last.keep(None, sleeps=False)
     engine = driver_of(sglang, last, on_step=lambda: seen.append(last.sleeps(lambda: None, asleep=True)))
     await asyncio.to_thread(engine.sleep)
     assert seen == [False] * (len(seen) - 1) + [True]

@@ -55,6 +55,12 @@ def test_who_put_it_to_sleep_knows_so_unless_it_was_told_more_since_or_another_h
     assert last.sleeps(lambda: now, asleep=True) is found
 
 
+def test_without_a_file_it_is_awake_unless_whoever_asks_put_it_to_sleep(tmp_path: Path, last: LastOrder) -> None:
+    last.keep("a", sleeps=True)
+    (tmp_path / "engines" / "e.json").unlink()
+    assert [last.sleeps(lambda: "a", asleep=asleep) for asleep in (False, True)] == [False, True]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\\xff"])
 def test_a_file_that_can_not_be_read_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "e.json").write_text(content)
