@@ -190,6 +190,10 @@ class Occupancy:
         held = replace(held, users=held.users + 1, used_at=turn, use=held.use.again(now))
         return replace(self._with(name, held), turn=turn)
 
+    def used_by(self, name: str, users: int) -> "Occupancy":
+        """A resident service has so many users, whatever was counted before."""
+        return self._with(name, replace(self._in(name, Residence.RESIDENT), users=users))
+
     def released(self, name: str) -> "Occupancy":
         held = self._in(name, Residence.RESIDENT)
         if not held.users:

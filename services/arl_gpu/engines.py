@@ -73,10 +73,10 @@ class Engines:
         known = self._residency.states
         return {name: known.get(key_of(name), Residence.COLD).value for name in self._engines}
 
-    def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
+    def hold(self, name: str, *, users: int, waiting: Sequence[str] = ()) -> bool:
         """As `Residency.hold`. Raises also `LookupError` for one that is not this device's, and `EngineTooLarge`."""
         self._must_fit(name)
-        return self._residency.hold(key_of(name), waiting=waiting)
+        return self._residency.hold(key_of(name), users=users, waiting=waiting)
 
     def look_at(self, name: str, *, restarted: bool = False) -> None:
         """After trouble with it, or before anybody wants it. Raises `EngineTrouble` where there is more."""

@@ -160,7 +160,7 @@ class Judging:
         async with lane.changing:
             try:
                 if lane.pending and not lane.is_held:
-                    lane.is_held = await self._is_awake(lane)
+                    await self._wake(lane)
                 while lane.pending:
                     if not self._board.is_over(lane.pending[0].job):
                         self._begin_one(lane, lane.pending[0])
@@ -169,23 +169,29 @@ class Judging:
                 self._break(lane, "order_failed", f"{type(error).__name__}: {error}")
         await self._rest(lane)
 
-    async def _is_awake(self, lane: Lane) -> bool:
-        """Held from now on; or everything that waited for it has failed."""
-        number = lane.settings.device
-        while True:
+    async def _wake(self, lane: Lane) -> None:
+        """It is held from now on; or everything that waited for it has failed."""
+        while not lane.is_held:
             try:
-                answer = await self._owners[number].hold(lane.name, self._board.waiting_on(number))
+                answer = await self._hold(lane)
             except WorkerDied as error:
+                lane.may_count = False
                 self._break(lane, DIED, str(error))
-                return False
-            self._board.learn(number, answer)
+                return
             if "error" not in answer:
-                if answer["held"]:
-                    return True
-                await asyncio.sleep(WAKING_S)
+                await asyncio.sleep(0 if lane.is_held else WAKING_S)
             elif answer["error"] != "no_room" or not await self._others_left(lane):
                 self._break(lane, answer["error"], answer["message"])
-                return False
+                return
+
+    async def _hold(self, lane: Lane) -> Mapping[str, Any]:
+        """What fails once it is held leaves it held, so that it is released."""
+        number = lane.settings.device
+        lane.may_count = True
+        answer = await self._owners[number].hold(lane.name, self._board.waiting_on(number))
+        lane.is_held = lane.may_count = bool(answer.get("held"))
+        self._board.learn(number, answer)
+        return answer
 
     async def _others_left(self, lane: Lane) -> bool:
         """Once an engine that held what this one needs is released; False where none does."""
@@ -206,8 +212,10 @@ class Judging:
         log.warning("engine %s can't be had: %s: %s", lane.name, reason, message)
         if reason in TROUBLE:
             lane.trouble = f"{reason}: {message}"
-        while lane.pending:
-            self._board.broke(lane.pending.popleft().job, reason, message)
+        waited = [request.job for request in lane.pending]
+        lane.pending.clear()
+        for job in waited:
+            self._board.broke(job, reason, message)
 
     def _begin_one(self, lane: Lane, request: Request) -> None:
         """Counted until its task has ended, which a cancel may do before its first step."""
@@ -236,6 +244,11 @@ class Judging:
                 self._board.broke(job, error.reason, str(error))
                 return
             entry = failed(error.reason, str(error))
+        except Exception as error:
+            log.exception("an item was not judged")
+            _forget_this(job)
+            self._board.broke(job, "order_failed", f"{type(error).__name__}: {error}")
+            return
         _forget_this(job)
         self._take(request, entry)
 
@@ -283,24 +296,32 @@ class Judging:
         async with lane.changing:
             if lane.running or lane.pending:
                 return
-            if lane.is_held:
+            if lane.may_count:
                 await self._release(lane)
         async with self._released:
             self._released.notify_all()
         self._board.look_again()
 
     async def _release(self, lane: Lane) -> None:
-        number = lane.settings.device
+        number, lane.is_held = lane.settings.device, False
         try:
-            self._board.learn(number, await self._owners[number].release(lane.name))
+            answer = await self._owners[number].release(lane.name)
         except WorkerDied as error:
             log.warning("engine %s was released by nobody: %s", lane.name, error)
-        lane.is_held = False
+            lane.may_count = False
+            return
+        lane.may_count = False
+        self._board.learn(number, answer)
 
     async def _watch(self, lane: Lane) -> None:
         while True:
-            await self._look(lane)
-            self._bound(lane)
+            try:
+                await self._look(lane)
+                self._bound(lane)
+                if lane.may_count and not (lane.running or lane.pending):
+                    await self._rest(lane)  # again, where something went wrong with its release
+            except Exception:
+                log.exception("engine %s could not be looked after", lane.name)
             await asyncio.sleep(self._look_s)
 
     def _bound(self, lane: Lane) -> None:

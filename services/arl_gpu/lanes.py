@@ -43,6 +43,9 @@ class Lane:
     """Chosen, and not sent before it is awake."""
     running: int = 0
     is_held: bool = False
+    """Requests may be sent."""
+    may_count: bool = False
+    """Its device's worker may count a hold of ours: from the question on, until it is known that it does not."""
     lacks_room: bool = False
     trouble: str | None = None
     refusal: str | None = None

@@ -144,11 +144,12 @@ class Residency:
         if self._occupancy.of(name).state is Residence.RESIDENT:
             self._occupancy = self._occupancy.taken(name, now=time.monotonic())
 
-    def hold(self, name: str, *, waiting: Sequence[str] = ()) -> bool:
-        """An engine is in use from now on, until `release`; False while it is still on its way.
+    def hold(self, name: str, *, users: int = 1, waiting: Sequence[str] = ()) -> bool:
+        """An engine is in use from now on, by so many in all, until `release`; False while it is still on its way.
 
         Raises `NoRoom`, `EngineTrouble`, or `CopyFailed` where it did not wake up; then its room is free again.
         """
+        self.release(name, users=users - 1)
         if self._occupancy.of(name).state is Residence.RESIDENT and not self._engines[name].is_awake():
             self._leave(name)
         if self._occupancy.of(name).state is Residence.HOST:
@@ -158,13 +159,14 @@ class Residency:
             return False
         if name in self._copies:
             self._finish(name)
-        self._occupancy = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
+        taken = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
+        self._occupancy = taken.used_by(name, users)
         return True
 
-    def release(self, name: str) -> None:
-        """What nobody holds is released already: so it is after its worker died."""
-        if self._occupancy.of(name).users:
-            self._occupancy = self._occupancy.released(name)
+    def release(self, name: str, *, users: int = 0) -> None:
+        """So many are left. Nobody uses what is not on the device."""
+        if self._occupancy.of(name).state is Residence.RESIDENT:
+            self._occupancy = self._occupancy.used_by(name, users)
 
     def pin(self, name: str, *, on: bool = True) -> None:
         """In any state: once it is on the device, no other one's restore makes it leave."""

@@ -59,7 +59,7 @@ class Config:
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`EngineSpec` of each that shares this device, by name."""
     held: tuple[str, ...] = ()
-    """Of these, what somebody uses at the start."""
+    """Of these, what somebody uses at the start, once for each holder."""
     asleep: tuple[str, ...] = ()
     """Of these, what was told to sleep last."""
     engines_dir: str | None = None
@@ -196,12 +196,15 @@ class _Worker:
         self._residency.pin(place, on=any(self._place(each) == place for each in self._pinned))
         return {}
 
-    def _hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """It stays awake until it is released; `held` is false while it wakes up."""
-        return {"held": self._engines.hold(engine, waiting=[self._place(each) for each in waiting])}
+    def _hold(self, engine: str, users: int, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """It stays awake until it is released; `held` is false while it wakes up.
 
-    def _release(self, engine: str) -> dict[str, Any]:
-        self._residency.release(key_of(engine))
+        `users`: all that hold it then. Each order says anew how many there are, so none that was lost is missed.
+        """
+        return {"held": self._engines.hold(engine, users=users, waiting=[self._place(each) for each in waiting])}
+
+    def _release(self, engine: str, users: int) -> dict[str, Any]:
+        self._residency.release(key_of(engine), users=users)
         return {}
 
     def _look_at(self, engine: str, restarted: bool) -> dict[str, Any]:

@@ -29,6 +29,8 @@ EXIT_S = 1.0
 """Its end of the channel is closed a little before its exit code is there."""
 WAKING_S = 0.1
 """Between questions whether an engine woke up; the device has other things to do meanwhile."""
+REQUESTS, LOAD = "requests", "load"
+"""Who holds an engine: what judges are asked, or an operator's load until it is awake."""
 COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
 
 NOTHING: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": asdict(Moves()), "fitting": []}
@@ -68,6 +70,8 @@ class Worker:
         self._command = command
         self._order_lock = asyncio.Lock()
         self._process: _Process | None = None
+        self._holders: set[tuple[str, str]] = set()
+        """Of engines, by the engine's name: the account of who uses them, which outlives a worker."""
 
     @property
     def pid(self) -> int | None:
@@ -119,28 +123,33 @@ class Worker:
         async with self._order_lock:
             return await self._tell({"op": "evict", "name": name})
 
-    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """Have an engine awake until `release`. `held` says whether it is, or still wakes up: ask again then."""
+    async def hold(self, engine: str, waiting: Sequence[str] = (), *, holder: str = REQUESTS) -> dict[str, Any]:
+        """Have an engine awake until `release` by the same holder, who may hold it already.
+
+        `held` says whether it is, or still wakes up: ask again then.
+        """
         async with self._order_lock:
-            answer = await self._ask({"op": "hold", "engine": engine, "waiting": list(waiting)})
+            users = len(self._holders_of(engine) | {holder})
+            answer = await self._ask({"op": "hold", "engine": engine, "users": users, "waiting": list(waiting)})
             if answer.get("held"):
-                self._config = replace(self._config, held=(*self._config.held, engine))
+                self._holders.add((engine, holder))
             return answer
 
     async def _wake(self, engine: str) -> dict[str, Any]:
-        while not (answer := await self.hold(engine)).get("held"):
+        while not (answer := await self.hold(engine, holder=LOAD)).get("held"):
             if "error" in answer:
                 return answer
             await asyncio.sleep(WAKING_S)
-        return await self.release(engine)
+        return await self.release(engine, holder=LOAD)
 
-    async def release(self, engine: str) -> dict[str, Any]:
-        """Once for each `hold` that held it."""
+    async def release(self, engine: str, *, holder: str = REQUESTS) -> dict[str, Any]:
+        """What it does not hold is released already. Should this not be told, the next order about the engine does."""
+        self._holders.discard((engine, holder))
         async with self._order_lock:
-            held = [*self._config.held]
-            held.remove(engine)
-            self._config = replace(self._config, held=tuple(held))
-            return await self._tell({"op": "release", "engine": engine})
+            return await self._tell({"op": "release", "engine": engine, "users": len(self._holders_of(engine))})
+
+    def _holders_of(self, engine: str) -> set[str]:
+        return {holder for name, holder in self._holders if name == engine}
 
     async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
         """Find out what it holds of the device, after trouble with it."""
@@ -216,7 +225,8 @@ class Worker:
 
     def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
         paths = {name: self._host.path_of(spec) for name, spec in self._config.services.items()} if self._host else {}
-        config = replace(self._config, host=paths)
+        held = tuple(sorted(engine for engine, _ in self._holders))
+        config = replace(self._config, host=paths, held=held)
         argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         env |= dict.fromkeys(THREADS, str(self._threads))

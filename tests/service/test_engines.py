@@ -1,6 +1,9 @@
 """Engines that share a device with a worker: woken and put to sleep by it, counted until they say that they sleep."""
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -119,6 +122,20 @@ async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_wo
         answer = await worker.look_at("e0")
         assert (answer["engines"], answer["unheard"]) == ({"e0": "resident"}, [])
         assert worker.pid == pid
+
+
+async def test_an_engine_has_each_of_its_users_once_whichever_worker_hears_of_them(engine: RunningEngine) -> None:
+    async with working(engine) as worker:
+        for holder in ("requests", "load"):
+            assert (await worker.hold("e0", holder=holder))["held"]
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        await worker.release("e0", holder="load")
+        assert (await worker.evict("judge0"))["error"] == "busy"
+        assert (await worker.hold("e0", holder="requests"))["held"]
+        await worker.release("e0", holder="requests")
+        assert (await worker.evict("judge0"))["engines"] == {"e0": "host"}
 
 
 async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_gone(engine: RunningEngine) -> None:

@@ -3,38 +3,32 @@
 import asyncio
 import json
 import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from arl_core.fence import Fence
-from arl_gpu.completions import LARGEST, Completions, EngineFailed
+from arl_gpu.completions import Completions, EngineFailed
 from arl_gpu.engine import EngineSpec
 from arl_gpu.jobs import Job, Report
-from arl_gpu.judging import LOOK_S, Judging
+from arl_gpu.judging import Judging
 from arl_gpu.kinds.model import Entry
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scoring
-from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import EngineSettings
 from arl_gpu.turns import Part, Turns
 from arl_gpu.worker import MIB, Config
-from arl_gpu.worker_client import Worker, WorkerDied
+from arl_gpu.worker_client import Worker
 from arl_kit.metrics import Metrics
 from support.conditions import eventually
+from support.desk import files_of, judge_texts, judging_by, said
 from support.engine import KEY, RunningEngine, running_engine, verdict_of
 
-OPTIONS = {"judge": {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"good": 1, "bad": 0}}}
 HARMLESS = {"infra_error": {"engine_failed", "wake_failed", "no_room", "score_timeout"}}
 
 
@@ -75,103 +69,6 @@ def is_engine_s(entry: Entry) -> bool:
     return bool(entry.get("error", {}).get("code") == "engine_failed")
 
 
-class Desk:
-    """A board, and the owner of a device on which an engine always is awake."""
-
-    def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        self.broken: list[str] = []
-        self.released = asyncio.Event()
-        self.looked = asyncio.Event()
-        self.found: dict[str, Any] = {}
-        self.given_up: list[str] = []
-        self.looks: list[float] = []
-        self.dies = False
-        self.holding: Callable[[], None] = lambda: None
-        self.sending: Callable[[Job], None] = lambda _: None
-
-    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
-        self.holding()
-        return {"held": True}
-
-    async def release(self, engine: str) -> dict[str, Any]:
-        self.released.set()
-        return {}
-
-    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
-        self.looked.set()
-        self.looks.append(time.monotonic())
-        if self.dies:
-            raise WorkerDied("it could not be started")
-        return self.found
-
-    def runs(self, job: Job) -> None: ...
-
-    def answered(self, job: Job, at: int, entry: Entry) -> None:
-        job.done[at] = self.entries[at] = entry
-
-    def broke(self, job: Job, reason: str, message: str) -> None:
-        self.broken.append(reason)
-
-    def give_up(self, services: Collection[str], reason: str, message: str) -> None:
-        self.given_up += services
-
-    def is_over(self, job: Job) -> bool:
-        """Asked right before the request of an item begins."""
-        self.sending(job)
-        return False
-
-    def waiting_on(self, number: int) -> Sequence[str]:
-        return ()
-
-    def learn(self, number: int, answer: Mapping[str, Any]) -> None: ...
-    def look_again(self) -> None: ...
-
-
-@asynccontextmanager
-async def judging_by(
-    chat: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    *,
-    judges: Sequence[str] = ("j",),
-    look_s: float = LOOK_S,
-    **more: Any,
-) -> AsyncIterator[tuple[Judging, Desk]]:
-    app, desk = web.Application(), Desk()
-    app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_get("/health", _well)
-    async with TestServer(app) as server:
-        settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
-        engines = {"e": EngineSettings.model_validate(settings)}
-        judging = Judging(engines, [desk], lambda: [files_of(each, "e") for each in judges], look_s=look_s)
-        judging.start(desk)
-        yield judging, desk
-        await judging.stop()
-
-
-async def _well(_: web.Request) -> web.Response:
-    return web.Response()
-
-
-def judge_texts(judging: Judging, *texts: str) -> Job:
-    job = Job(Fence(uuid4(), 1), "j", 60.0, [{"text": text} for text in texts], [1] * len(texts))
-    judging.begin(files_of("j", "e"), [Part(job, 0, len(texts))])
-    return job
-
-
-async def said(request: web.Request) -> web.Response:
-    """What the item has as its text; of some it is more trouble."""
-    text = (await request.json())["messages"][-1]["content"]
-    if text == "500":
-        return web.Response(status=500)
-    if text == "long":
-        return web.Response(body=b" " * (LARGEST + 1))
-    if text == "slow":
-        await asyncio.sleep(1)
-    if text == "cut off" and request.transport is not None:
-        request.transport.abort()
-    return web.json_response({"choices": [{"message": {"content": text}}] if text != "none" else []})
-
-
 async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() -> None:
     async with judging_by(said) as (judging, desk):
         loop = asyncio.get_running_loop()
@@ -188,8 +85,52 @@ async def test_what_nobody_foresaw_ends_what_waits_for_its_engine_and_not_what_c
         await eventually(lambda: desk.broken == ["order_failed"] * 2)
         desk.holding = lambda: None
         judge_texts(judging, "verdict: good")
-        await asyncio.wait_for(desk.released.wait(), 5)
+        await eventually(lambda: 0 in desk.entries)
         assert desk.entries[0]["score"] == 1.0
+
+
+class Surprises:
+    """Raises what nobody foresaw, once it is `armed`, the next time that it is called with what it `minds`."""
+
+    def __init__(self, minds: Callable[..., bool] = lambda *_: True) -> None:
+        self._minds, self.armed = minds, True
+
+    def __call__(self, *given: Any) -> None:
+        if self.armed and self._minds(*given):
+            self.armed = False
+            raise KeyError("surprise")
+
+
+async def test_an_engine_is_released_though_what_it_answered_could_not_be_understood() -> None:
+    async with judging_by(said) as (judging, desk):
+        desk.learning = Surprises(lambda answer: "held" in answer)
+        judge_texts(judging, "verdict: good")
+        await asyncio.wait_for(desk.released.wait(), 5)
+        assert (desk.broken, desk.entries, judging.is_busy(0)) == (["order_failed"], {}, False)
+
+
+async def test_a_release_that_went_wrong_is_told_again_and_nothing_is_asked_meanwhile() -> None:
+    async with judging_by(said, look_s=0.02) as (judging, desk):
+        desk.releasing, holds = Surprises(), []
+        desk.holding = lambda: holds.append(desk.released.is_set())
+        judge_texts(judging, "verdict: good")
+        await asyncio.wait_for(desk.released.wait(), 5)
+        judge_texts(judging, "verdict: good")
+        await eventually(lambda: len(holds) == 2)
+
+
+async def test_what_nobody_foresaw_of_an_item_ends_its_action_and_releases_its_engine() -> None:
+    async with judging_by(said) as (judging, desk):
+        job = Job(Fence(uuid4(), 1), "j", 60.0, [{"text": None}], [1])
+        judging.begin(files_of("j", "e"), [Part(job, 0, 1)])
+        await asyncio.wait_for(desk.released.wait(), 5)
+        assert desk.broken == ["order_failed"]
+
+
+async def test_an_engine_is_looked_at_again_after_a_look_that_nobody_foresaw() -> None:
+    async with judging_by(said, look_s=0.02) as (_, desk):
+        desk.learning = Surprises()
+        await eventually(lambda: len(desk.looks) > 1)
 
 
 @pytest.mark.parametrize("judges", [["j"], []], ids=["nobody needs it", "no judge is served by it"])
@@ -312,19 +253,6 @@ async def test_the_time_that_an_engine_takes_to_wake_is_not_the_action_s(judged:
     report = (await judged.ends())[job.fence]
     assert (report.outcome, (await judged.engines[1].state())["wakes"]) == ("ok", 1)
     assert report.run_us < 1_000_000
-
-
-def files_of(service: str, engine: str) -> ServiceFiles:
-    return ServiceFiles(
-        name=service,
-        kind="judge",
-        package=engine,
-        directory=Path(),
-        max_tokens=None,
-        options=OPTIONS,
-        engine=engine,
-        device=0,
-    )
 
 
 @pytest.mark.slow

@@ -1,0 +1,141 @@
+"""A board for judging without the manager around it, and a server that answers as an engine does."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from arl_core.fence import Fence
+from arl_gpu.completions import LARGEST
+from arl_gpu.jobs import Job
+from arl_gpu.judging import LOOK_S, Judging
+from arl_gpu.kinds.model import Entry
+from arl_gpu.services import ServiceFiles
+from arl_gpu.settings import EngineSettings
+from arl_gpu.turns import Part
+from arl_gpu.worker_client import WorkerDied
+
+__all__ = ["Desk", "files_of", "judge_texts", "judging_by", "said"]
+
+OPTIONS = {"judge": {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"good": 1, "bad": 0}}}
+
+
+class Desk:
+    """A board, and the owner of a device on which an engine always is awake."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.broken: list[str] = []
+        self.released = asyncio.Event()
+        self.looked = asyncio.Event()
+        self.found: dict[str, Any] = {}
+        self.given_up: list[str] = []
+        self.looks: list[float] = []
+        self.dies = False
+        self.holding: Callable[[], None] = lambda: None
+        self.releasing: Callable[[], None] = lambda: None
+        self.learning: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self.sending: Callable[[Job], None] = lambda _: None
+
+    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        self.holding()
+        return {"held": True}
+
+    async def release(self, engine: str) -> dict[str, Any]:
+        self.releasing()
+        self.released.set()
+        return {}
+
+    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+        self.looked.set()
+        self.looks.append(time.monotonic())
+        if self.dies:
+            raise WorkerDied("it could not be started")
+        return self.found
+
+    def runs(self, job: Job) -> None: ...
+
+    def answered(self, job: Job, at: int, entry: Entry) -> None:
+        job.done[at] = self.entries[at] = entry
+
+    def broke(self, job: Job, reason: str, message: str) -> None:
+        self.broken.append(reason)
+
+    def give_up(self, services: Collection[str], reason: str, message: str) -> None:
+        self.given_up += services
+
+    def is_over(self, job: Job) -> bool:
+        """Asked right before the request of an item begins."""
+        self.sending(job)
+        return False
+
+    def waiting_on(self, number: int) -> Sequence[str]:
+        return ()
+
+    def learn(self, number: int, answer: Mapping[str, Any]) -> None:
+        self.learning(answer)
+
+    def look_again(self) -> None: ...
+
+
+@asynccontextmanager
+async def judging_by(
+    chat: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    *,
+    judges: Sequence[str] = ("j",),
+    look_s: float = LOOK_S,
+    **more: Any,
+) -> AsyncIterator[tuple[Judging, Desk]]:
+    app, desk = web.Application(), Desk()
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/health", _well)
+    async with TestServer(app) as server:
+        settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
+        engines = {"e": EngineSettings.model_validate(settings)}
+        judging = Judging(engines, [desk], lambda: [files_of(each, "e") for each in judges], look_s=look_s)
+        judging.start(desk)
+        yield judging, desk
+        await judging.stop()
+
+
+async def _well(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+def judge_texts(judging: Judging, *texts: str) -> Job:
+    job = Job(Fence(uuid4(), 1), "j", 60.0, [{"text": text} for text in texts], [1] * len(texts))
+    judging.begin(files_of("j", "e"), [Part(job, 0, len(texts))])
+    return job
+
+
+async def said(request: web.Request) -> web.Response:
+    """What the item has as its text; of some it is more trouble."""
+    text = (await request.json())["messages"][-1]["content"]
+    if text == "500":
+        return web.Response(status=500)
+    if text == "long":
+        return web.Response(body=b" " * (LARGEST + 1))
+    if text == "slow":
+        await asyncio.sleep(1)
+    if text == "cut off" and request.transport is not None:
+        request.transport.abort()
+    return web.json_response({"choices": [{"message": {"content": text}}] if text != "none" else []})
+
+
+def files_of(service: str, engine: str) -> ServiceFiles:
+    return ServiceFiles(
+        name=service,
+        kind="judge",
+        package=engine,
+        directory=Path(),
+        max_tokens=None,
+        options=OPTIONS,
+        engine=engine,
+        device=0,
+    )
