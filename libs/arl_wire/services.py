@@ -97,7 +97,7 @@ class ServiceOnNode(BaseModel):
     in_flight: int
     batches: int = Field(description="Since the start of its manager")
     scores: int = Field(description="Items scored since then")
-    health: str = Field(description="`ok`, or what went wrong with the last batch")
+    health: str = Field(description="`ok`, or the code of what went wrong, and after a colon what was said of it")
 
 
 class RewardService(BaseModel):
@@ -105,7 +105,11 @@ class RewardService(BaseModel):
 
     name: str
     kind: str = Field(description="What its items have to have and its scores mean; see the README")
-    model: str
+    model: str | None = Field(
+        default=None,
+        description="What it is made of: a package, a directory, a function or an engine. Only for administrators of"
+        " project `default`, as are `options.judge` and the sentence of a node's `health`",
+    )
     max_tokens: int | None = Field(
         default=None, description="A longer text is cut, and its score says so. Absent while no node has it"
     )

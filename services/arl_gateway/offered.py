@@ -31,7 +31,7 @@ class Offered:
         looked_at = self._looked_at
         async with self._looking:
             if self._looked_at == looked_at:
-                self._known = (await self._rewards.list()).items
+                self._known = await self._rewards.all()
                 self._looked_at = time.monotonic()
                 self._until = self._looked_at + KEPT_S
         return self._known

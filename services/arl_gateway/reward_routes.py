@@ -26,8 +26,11 @@ RewardsDep = Annotated[Rewards, Depends(_rewards)]
 
 @router.get("/services", operation_id="list_services", response_model_exclude_none=True, responses=documented(*ANY))
 async def list_services(caller: Reader, rewards: RewardsDep) -> RewardServiceList:
-    """The reward services that nodes offer, with where their weights are and what they do."""
-    return await rewards.list()
+    """The reward services that nodes offer, with where their weights are and what they do.
+
+    What they are made of is shown to keys of project `default` with `admin:read`.
+    """
+    return await rewards.list(caller)
 
 
 @router.get(
@@ -38,7 +41,7 @@ async def list_services(caller: Reader, rewards: RewardsDep) -> RewardServiceLis
 )
 async def get_service(name: ServiceName, caller: Reader, rewards: RewardsDep) -> RewardService:
     """One reward service."""
-    return await rewards.get(name)
+    return await rewards.get(name, caller)
 
 
 @router.post(

@@ -28,21 +28,26 @@ class Rewards:
     def __init__(self, store: Store, peers: Peers, *, admission_url: str) -> None:
         self._store, self._peers, self._admission_url = store, peers, admission_url
 
-    async def list(self) -> RewardServiceList:
+    async def list(self, caller: Caller) -> RewardServiceList:
+        """As its project may see them."""
+        return RewardServiceList(items=[_seen_by(caller, each) for each in await self.all()])
+
+    async def all(self) -> Sequence[RewardService]:
+        """With all that is known of them, in order of their names."""
         async with self._store.read() as tx:
             found = _services(await services_of_nodes(tx), await wishes_of_services(tx))
             verifiers = _verifiers(available=await is_there_a_cpu_node(tx))
-        return RewardServiceList(items=sorted([*found, *verifiers], key=lambda each: each.name))
+        return sorted([*found, *verifiers], key=lambda each: each.name)
 
-    async def get(self, name: str) -> RewardService:
-        """Raises `NotFound`."""
+    async def get(self, name: str, caller: Caller) -> RewardService:
+        """As its project may see it. Raises `NotFound`."""
         async with self._store.read() as tx:
             found = _services(await services_of_nodes(tx, name=name), await wishes_of_services(tx, name=name))
             if name in VERIFIERS:
                 found = [each for each in _verifiers(available=await is_there_a_cpu_node(tx)) if each.name == name]
         if not found:
             raise _no_service(name)
-        return found[0]
+        return _seen_by(caller, found[0])
 
     async def register(self, wanted: RegisterService, caller: Caller) -> RewardService:
         """Raises `Conflict` where the name is taken."""
@@ -54,7 +59,7 @@ class Rewards:
             message = f"there is a reward service {wanted.name!r} already; remove it first, or take another name"
             raise Conflict(message, errors=[FieldError(field="name", message=message)])
         await self._note(caller, "service.register", wanted.name, wanted.model_dump_json(exclude_none=True))
-        return await self.get(wanted.name)
+        return await self.get(wanted.name, caller)
 
     async def change(self, name: str, verb: ServiceVerb, caller: Caller) -> RewardService:
         """Raises `NotFound`."""
@@ -65,7 +70,7 @@ class Rewards:
         if WishAnswer.model_validate_json(content).count == 0:
             raise _no_service(name)
         await self._note(caller, f"service.{verb.value}", name, "{}")
-        return await self.get(name)
+        return await self.get(name, caller)
 
     async def remove(self, name: str, caller: Caller) -> None:
         """Raises `Conflict` while actions wait for it or are scored by it, and `NotFound`."""
@@ -75,7 +80,7 @@ class Rewards:
         if answer.unsettled:
             raise Conflict(f"{answer.unsettled} actions of {name!r} have not settled; cancel them or wait for them")
         if not answer.removed:
-            there = (await self.get(name)).name
+            there = (await self.get(name, caller)).name
             if there in VERIFIERS:
                 raise Conflict(f"{there!r} is a program of the system, and is there wherever sandboxes are")
             raise Conflict(f"{there!r} comes along with its node; `drain` keeps it from taking anything new")
@@ -97,6 +102,15 @@ def _must_administer(caller: Caller) -> None:
     """Services are scored by all projects, so only keys of the first one have a say in them."""
     if caller.project != ROOT_PROJECT:
         raise Forbidden(f"reward services are changed with a key of the project `{ROOT_PROJECT}`")
+
+
+def _seen_by(caller: Caller, service: RewardService) -> RewardService:
+    """What a service is made of, and where, is for those who may change it; the others see how it is called."""
+    if caller.project == ROOT_PROJECT and caller.may("admin:read"):
+        return service
+    nodes = [each.model_copy(update={"health": each.health.partition(":")[0]}) for each in service.nodes]
+    options = {name: value for name, value in service.options.items() if name != "judge"}
+    return service.model_copy(update={"model": None, "options": options, "nodes": nodes})
 
 
 def _no_service(name: str) -> NotFound:

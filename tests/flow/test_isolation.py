@@ -249,6 +249,35 @@ async def test_an_idempotency_key_finds_nothing_of_anothers(
     assert first != second
 
 
+JUDGE = {"name": "judge", "kind": "judge", "source": "qwen"}
+PROMPT = "{response}: our own question"
+OWN = """[{"name": "own", "kind": "python", "registered": false, "model": "ours.rewards:score", "max_tokens": 5,
+           "device": "cpu", "slots": 4, "state": "host", "batches": 0, "scores": 0,
+           "health": "engine_gone: nothing answers at 10.1.2.3"}]"""
+
+
+async def test_how_a_service_is_called_is_everybody_s_and_what_it_is_made_of_its_administrators(
+    system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient
+) -> None:
+    options = {"judge": {"prompt": PROMPT, "pattern": "(yes|no)", "words": {"yes": 1, "no": 0}}}
+    assert (await owner.post("/v1/services", json=JUDGE | {"options": options})).status_code == 201
+    connection = await asyncpg.connect(system.owner_url)
+    try:
+        await connection.execute("update nodes set services = cast($1::text as jsonb)", OWN)
+    finally:
+        await connection.close()
+    plain = (await owner.post("/v1/admin/keys", json={"scopes": ["actions:read"]})).json()["key"]
+    async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {plain}"}) as without_scope:
+        for api in (stranger, without_scope):
+            for path in ("/v1/services", "/v1/services/judge", "/v1/services/own"):
+                text = (await api.get(path)).text
+                assert not [each for each in (PROMPT, "qwen", "ours.rewards", "10.1.2.3") if each in text]
+            own = (await api.get("/v1/services/own")).json()
+            assert (own["kind"], own["max_tokens"], own["nodes"][0]["health"]) == ("python", 5, "engine_gone")
+    known = (await owner.get("/v1/services")).text
+    assert all(each in known for each in (PROMPT, "qwen", "ours.rewards", "10.1.2.3"))
+
+
 @pytest.mark.parametrize(("method", "path"), named(OPERATIONS))
 async def test_without_a_key_every_route_is_closed(system: System, method: str, path: str) -> None:
     url = path.format(

@@ -160,7 +160,7 @@ def _shown(entry: Score) -> str:
 
 
 def _lines(service: RewardService) -> list[str]:
-    head = f"{service.name}  {service.kind}  {service.model}"
+    head = f"{service.name}  {service.kind}" + (f"  {service.model}" if service.model is not None else "")
     head += f"  up to {service.max_tokens} tokens of a text" if service.max_tokens is not None else ""
     head += "" if service.nodes or service.available else "  on no node yet"
     head += ("  pinned" if service.pinned else "") + ("  drained" if service.drained else "")
