@@ -29,7 +29,8 @@ SERVICES_OF_NODES = text("""
 
 
 WISHES_OF_SERVICES = text("""
-    select name, kind, source, options::text as options, pinned, drained_at is not null as drained
+    select name, kind, source, options::text as options, pinned, drained_at is not null as drained,
+           extract(epoch from registered_at)::float8 as registered_at
       from services
      where cast(:name as text) is null or name = :name
      order by name

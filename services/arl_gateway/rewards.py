@@ -129,14 +129,14 @@ def _verifiers(*, available: bool) -> list[RewardService]:
 def _services(said: Sequence[Row], wishes: Sequence[Row]) -> list[RewardService]:
     """In order of their names."""
     wished = {row.name: row for row in wishes}
-    registered = {row.name for row in wishes if row.kind is not None}
+    registered = {row.name: row.registered_at for row in wishes if row.kind is not None}
     by_name: defaultdict[str, list[tuple[dict[str, object], Row]]] = defaultdict(list)
     for row in said:
         entry = json.loads(row.said)
-        # A node may not have heard yet that it was removed.
-        if entry["name"] in registered or not entry.get("registered", False):
+        # A node may not have heard yet that it was removed, or removed and registered anew.
+        if not entry.get("registered", False) or entry.get("registered_at") == registered.get(entry["name"], -1.0):
             by_name[entry["name"]].append((entry, row))
-    names = sorted(by_name.keys() | registered)
+    names = sorted(by_name.keys() | registered.keys())
     return [_service(name, by_name.get(name, []), wished.get(name)) for name in names]
 
 

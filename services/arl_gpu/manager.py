@@ -225,7 +225,8 @@ class Manager:
                 {
                     "name": each.name,
                     "kind": each.kind,
-                    "registered": each.is_registered,
+                    "registered": each.registered_at is not None,
+                    "registered_at": each.registered_at,
                     "model": each.package,
                     "max_tokens": each.max_tokens,
                     "device": _kind(self._settings),

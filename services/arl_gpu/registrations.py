@@ -34,6 +34,7 @@ class Wish:
     source: str | None
     options: Mapping[str, Any]
     pinned: bool
+    registered_at: float
     drained_at: float | None
     load_asked: float | None
     """Seconds since the epoch, by the database's clock."""
@@ -61,7 +62,7 @@ def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles | None:
         directory=Path(),
         max_tokens=None,
         options=wish.options,
-        is_registered=True,
+        registered_at=wish.registered_at,
         engine=wish.source,
         device=engines[wish.source],
     )
@@ -81,5 +82,5 @@ def _registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
         directory=directory,
         max_tokens=int(wish.options.get("max_tokens") or longest(json.loads((directory / "config.json").read_text()))),
         options=wish.options,
-        is_registered=True,
+        registered_at=wish.registered_at,
     )

@@ -26,6 +26,7 @@ POLL = text(f"""
     select ({HELD_HERE}) as held,
            (select coalesce(json_agg(w), '[]')::text
               from (select name, kind, source, options, pinned,
+                           extract(epoch from registered_at)::float8 as registered_at,
                            extract(epoch from drained_at)::float8 as drained_at,
                            extract(epoch from load_requested_at)::float8 as load_asked
                       from services) as w) as wishes

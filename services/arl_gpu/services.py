@@ -29,8 +29,8 @@ class ServiceFiles:
     max_tokens: int | None
     """Of a text; the rest is cut off, as sentence-transformers does it. None where nobody counts."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    is_registered: bool = False
-    """By an operator; others come along."""
+    registered_at: float | None = None
+    """By an operator, in seconds since the epoch by the database's clock; others come along."""
     engine: str | None = None
     """That it is served by, instead of a worker."""
     device: int | None = None

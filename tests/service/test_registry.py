@@ -1,5 +1,6 @@
 """The registry of reward services, as admission writes it."""
 
+import json
 from typing import cast
 
 import pytest
@@ -8,14 +9,30 @@ from arl_admission import registry_rows
 from arl_gateway.auth import Caller
 from arl_gateway.keys import ROOT_PROJECT
 from arl_gateway.rewards import Rewards
+from arl_gpu import repository as polls
 from arl_kit.peers import Peers
 from arl_wire.errors import Conflict
 from arl_wire.internal import ChangeServiceWish, RemoveServiceAnswer
 from arl_wire.services import RegisterService, ServiceVerb
+from support.builders import EPOCH
 from support.rows import Rows, store_of
 
 BROUGHT = '[{"name": "minilm", "kind": "similarity"}]'
 MINE = RegisterService.model_validate({"name": "minilm", "kind": "relevance", "source": "model"})
+SAID = {
+    "name": "minilm",
+    "kind": "relevance",
+    "registered": True,
+    "model": "model",
+    "max_tokens": 1,
+    "device": "cpu",
+    "slots": 1,
+    "state": "resident",
+    "batches": 1,
+    "scores": 1,
+    "health": "ok",
+}
+ADMINISTRATOR = Caller(key_id=1, project_id=1, project=ROOT_PROJECT, scopes=frozenset({"admin:*"}))
 
 
 async def test_a_wish_of_what_came_along_keeps_its_name_from_nobody_later(rows: Rows, shared: str) -> None:
@@ -35,15 +52,50 @@ async def test_a_wish_of_what_came_along_keeps_its_name_from_nobody_later(rows: 
             assert await registry_rows.remove_service(tx, "minilm") == (1, 0)
 
 
+async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_that(rows: Rows, shared: str) -> None:
+    node = await rows.node("anew")
+    async with (
+        store_of(shared, "admission") as store,
+        store_of(shared, "gpu") as manager,
+        store_of(shared, "gateway") as gateway,
+    ):
+        rewards = Rewards(gateway, cast(Peers, None), admission_url="http://a")
+
+        async def registered() -> None:
+            async with store.write() as tx:
+                await registry_rows.register_service(tx, MINE)
+
+        async def node_polls() -> None:
+            async with manager.read() as tx:
+                _, [wish] = await polls.poll(tx, node_id=node, epoch=EPOCH)
+            said = SAID | {"registered_at": wish.registered_at}
+            await rows.execute("update nodes set services = $2 where id = $1", node, json.dumps([said]))
+
+        async def is_there() -> bool:
+            return bool((await rewards.get("minilm", ADMINISTRATOR)).available)
+
+        await registered()
+        await node_polls()
+        assert await is_there()
+        async with store.write() as tx:
+            await registry_rows.remove_service(tx, "minilm")
+        await registered()
+        assert not await is_there()
+        await node_polls()
+        assert await is_there()
+        async with store.write() as tx:
+            await registry_rows.remove_service(tx, "minilm")
+        assert "minilm" not in {each.name for each in await rewards.all()}
+
+
 class NothingRemoved:
     async def call(self, *_: object) -> bytes:
         return RemoveServiceAnswer(removed=False, unsettled=0).model_dump_json().encode()
 
 
 async def test_a_verifier_is_not_removed_and_nobody_is_told_to_drain_it(shared: str) -> None:
-    caller = Caller(key_id=1, project_id=1, project=ROOT_PROJECT, scopes=frozenset({"*"}))
     async with store_of(shared, "gateway") as store:
         rewards = Rewards(store, cast(Peers, NothingRemoved()), admission_url="http://a")
         with pytest.raises(Conflict) as refused:
-            await rewards.remove("exact", caller)
+            await rewards.remove("exact", ADMINISTRATOR)
     assert "drain" not in refused.value.detail

@@ -20,6 +20,7 @@ def wish(name: str, **other: Any) -> Wish:
         "source": name,
         "options": {},
         "pinned": False,
+        "registered_at": 1.0,
         "drained_at": None,
         "load_asked": None,
     }
