@@ -12,7 +12,7 @@ from arl_wire.kinds import VERIFIERS
 __all__ = ["is_verified", "program"]
 
 SHARE = 0.9
-"""Of an action's time that its items have; the rest is for saying what became of them."""
+"""Of an action's time that its interpreter's start and its items have; the rest is for saying what became of them."""
 
 
 def is_verified(action: SubmitAction) -> bool:

@@ -77,6 +77,12 @@ def test_what_there_is_no_time_for_says_so() -> None:
     assert [each["error"]["code"] for each in (bomb, late)] == ["verifier_timeout"] * 2
 
 
+def test_the_time_that_an_interpreter_took_to_start_is_of_the_action_s(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(0.3)")
+    [entry] = verified("exact", {"text": "a", "reference": "a"}, within_s=0.3, packages=tmp_path)
+    assert entry["error"]["code"] == "verifier_timeout"
+
+
 LIBRARY = """
 with open(__file__ + ".imported", "a") as file:
     file.write("x")

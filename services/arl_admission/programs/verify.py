@@ -15,6 +15,10 @@ import time
 
 ITEM_S = 5.0
 LARGEST_ANSWER = 1 << 16
+STARTTIME = 22 - 3
+"""Of proc(5)'s fields, of which the third is the first behind the command's name. In ticks since the machine's boot."""
+CLOCK_BOOTTIME = 7
+"""Linux's number; the module `time` names it from 3.7 on."""
 
 
 class Unverifiable(Exception):
@@ -135,13 +139,27 @@ def prepare(kind):
             import math_verify  # noqa: F401
 
 
+def age_s():
+    """Since this process began, or 0 where nobody says. The action's time has passed since then, also while it started.
+
+    An interpreter that stands ready forks one for each action.
+    """
+    try:
+        with open("/proc/self/stat") as stat:
+            began = int(stat.read().rpartition(")")[2].split()[STARTTIME])
+    except (OSError, ValueError, IndexError):
+        began = 0
+    now = time.clock_gettime(CLOCK_BOOTTIME)
+    return max(0.0, now - began / os.sysconf("SC_CLK_TCK")) if began else 0.0
+
+
 def _error(code, message):
     return {"error": {"code": code, "message": message}}
 
 
 def main():
     request = json.load(sys.stdin)
-    until = time.monotonic() + request["within_s"]
+    until = time.monotonic() - age_s() + request["within_s"]
     items, kind = request["items"], request["kind"]
     prepare(kind)
     entries = [apart(kind, item, min(ITEM_S, until - time.monotonic())) for item in items]
