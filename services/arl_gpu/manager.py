@@ -154,6 +154,12 @@ class Manager:
             return await repository.load(tx, ids, epoch=self.epoch)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        if late := self._launch(rows):
+            self._grants.in_background(self._launch_late(late))
+
+    def _launch(self, rows: Mapping[Fence, Row]) -> dict[Fence, Row]:
+        """Those that are left: their service was registered since this node last heard of it."""
+        late: dict[Fence, Row] = {}
         longest = {each.name: each.max_tokens for each in self.registry.offered}
         for fence, row in rows.items():
             if fence not in self._held:
@@ -167,7 +173,24 @@ class Manager:
                 message = f"its items can't be read: {type(error).__name__}: {error}"
                 self._report(Report(fence=fence, outcome="infra_error", reason="setup_failed", message=message))
             else:
-                self.scoring.add(job)
+                if self.registry.offers(job.service, row.registered_at):
+                    self.scoring.add(job)
+                else:
+                    late[fence] = row
+        return late
+
+    async def _launch_late(self, rows: Mapping[Fence, Row]) -> None:
+        """Scored by what has the name now, and never by what had it before."""
+        try:
+            async with self._store.read() as tx:
+                _, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
+            self.registry.wished(wishes)
+            await self.registry.carry_out()
+        except Exception:
+            log.exception("what was registered could not be read")
+        for fence in self._launch(rows):
+            message = "its service was registered anew, and this node does not offer it now"
+            self._report(Report(fence=fence, outcome="infra_error", reason="service_changed", message=message))
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         self.scoring.cancel(fences)

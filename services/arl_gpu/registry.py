@@ -68,6 +68,11 @@ class Registry:
     def offered(self) -> Sequence[ServiceFiles]:
         return [self._offered[name] for name in sorted(self._offered)]
 
+    def offers(self, name: str, registered_at: float | None) -> bool:
+        """This service, and not another one that had its name before. None: one that comes along."""
+        files = self._offered.get(name)
+        return files is not None and files.registered_at == registered_at
+
     @property
     def judges(self) -> Iterator[ServiceFiles]:
         """Those that an engine serves."""

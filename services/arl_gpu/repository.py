@@ -15,6 +15,12 @@ from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
 
+# Of the service that an action names; null of one that comes along.
+REGISTERED_AT = """(select extract(epoch from v.registered_at)::float8
+              from services as v
+             where v.name = s.payload ->> 'service'
+               and v.kind is not null) as registered_at"""
+
 PUBLISH_SERVICES = text("""
     update nodes
        set services = cast(:services as jsonb), capacity = cast(:capacity as jsonb)
@@ -40,19 +46,21 @@ START = text(f"""
          where a.id = ours.id
      returning a.id, a.grant_no, a.cancel_requested_at is not null as cancel
     )
-    select started.id, started.grant_no, started.cancel, s.timeout_s, s.payload::text as payload
+    select started.id, started.grant_no, started.cancel, s.timeout_s, s.payload::text as payload,
+           {REGISTERED_AT}
       from started
       join action_specs as s using (id)
 """)  # noqa: S608 - constants of this module and of the library's
 
-LOAD = text("""
-    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, s.timeout_s, s.payload::text as payload
+LOAD = text(f"""
+    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, s.timeout_s, s.payload::text as payload,
+           {REGISTERED_AT}
       from actions as a
       join action_specs as s using (id)
      where a.id = any(cast(:ids as uuid[]))
        and a.node_epoch = :epoch
        and a.state = 'running'
-""")
+""")  # noqa: S608 - a constant of this module
 
 # A score may always be computed again, so an infra_error goes back to the queue while retries are left.
 SETTLE = text(f"""

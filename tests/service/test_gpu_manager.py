@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -90,7 +91,9 @@ async def test_a_wish_to_cancel_that_is_read_before_the_items_are_here_is_kept(g
     assert gpu.manager.take(GrantBody(id=fence.action_id, grant_no=1, amounts=SLOT))
     await eventually(lambda: gpu.manager._grants.is_killed(fence))
     items = json.dumps({"service": "minilm", "items": [{"text": "a", "reference": "r"}]})
-    row = SimpleNamespace(id=fence.action_id, grant_no=1, cancel=False, timeout_s=300.0, payload=items)
+    row = SimpleNamespace(
+        id=fence.action_id, grant_no=1, cancel=False, timeout_s=300.0, payload=items, registered_at=None
+    )
     await gpu.manager.launch({fence: row})  # type: ignore[dict-item]
     assert gpu.manager.scoring.jobs == 0
     await eventually(lambda: not gpu.manager.has(fence))
@@ -200,6 +203,37 @@ async def test_more_than_there_are_slots_goes_back_to_the_queue(gpu: Gpu, rows: 
     actions = [await gpu.granted("a") for _ in range(SLOTS + 1)]
     await gpu.offer(*actions)
     assert (await rows.until_state(actions[-1], "queued"))["failures"] == 0
+
+
+async def test_what_was_registered_anew_is_scored_by_what_has_the_name_now(rows: Rows, tmp_path: Path) -> None:
+    """Its node has not polled since."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+
+    async def register(source: str) -> None:
+        sql = "insert into services (name, kind, source) values ('twin', 'similarity', $1)"
+        await rows.execute("delete from services")
+        await rows.execute(sql, source)
+
+    await register("old")
+    async with driving(rows, models=tmp_path, poll_busy_s=1.0, poll_idle_s=60) as gpu:
+        await gpu.manager.poll()
+        await eventually(lambda: len(gpu.worker.offered) == 1)
+        await gpu.manager.poll()
+        await register("new")
+        slot = {"slots:twin": 1}
+        items = [{"text": "a", "reference": "r"}]
+        action = await gpu.granted(payload={"service": "twin", "items": items}, amounts=slot)
+        await gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=gpu.manager.epoch)
+        await gpu.worker.answer_next()
+        assert [Path(spec["directory"]).name for spec in gpu.worker.offered] == ["old", "new"]
+        assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
+        (tmp_path / "new" / "config.json").unlink()
+        await register("new")
+        action = await gpu.granted(payload={"service": "twin", "items": items}, amounts=slot)
+        await gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=gpu.manager.epoch)
+        assert (await rows.until_state(action, "settled"))["reason"] == "service_changed"
 
 
 async def test_the_node_says_which_services_it_has_and_how_they_are(gpu: Gpu, rows: Rows) -> None:

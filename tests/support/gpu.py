@@ -26,6 +26,7 @@ __all__ = ["SLOT", "SLOTS", "Gpu", "ScriptedWorker", "driving", "scored"]
 SLOT = {"slots:minilm": 1}
 SLOTS = 4
 MOVES = {"restored_s": [], "evicted": 0, "prefetched": 0, "failed": 0, "cooled": 0}
+NOTHING = {"states": {}, "used_bytes": 0, "moves": MOVES, "fitting": []}
 Items = Sequence[Item]
 
 
@@ -33,6 +34,7 @@ class ScriptedWorker:
     """Answers `arl_gpu.scoring.Scorer`. A score is the length of its text; nothing ends before the test says so."""
 
     def __init__(self) -> None:
+        self.offered: list[dict[str, Any]] = []
         self._orders: asyncio.Queue[tuple[Items, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
 
     async def next_order(self) -> "tuple[Items, asyncio.Future[dict[str, Any]]]":
@@ -47,6 +49,13 @@ class ScriptedWorker:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._orders.put_nowait((items, answer))
         return await answer
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        self.offered.append(spec)
+        return NOTHING
+
+    async def forget(self, name: str) -> dict[str, Any]:
+        return NOTHING
 
     async def end(self) -> None:
         pass
