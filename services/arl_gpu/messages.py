@@ -14,7 +14,7 @@ STEP = {"step": "engine"}
 """From a worker before its answer, any number of times: it asks something of an engine now, or has asked."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
-SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s"}
+SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s", "restore_s"}
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class GpuMetrics:
         self.padding = metrics.histogram("gpu_padding_ratio", "Share of padding in what a batch computed", SHARES)
         self.forward = metrics.histogram("gpu_forward_seconds", "Forward of one batch")
         self.forward_cpu = metrics.counter("gpu_forward_cpu_seconds", "CPU time of forwards")
+        self.model_cpu = metrics.counter("gpu_model_cpu_seconds", "CPU time of models: of forwards, and around them")
         self.restore = metrics.histogram("gpu_restore_seconds", "Copies of a service's weights to the device")
         self.restore_wait = metrics.histogram("gpu_restore_wait_seconds", "What a batch waited for its service's copy")
         self.failed_copies = metrics.counter("gpu_failed_copies", "Copies that broke off, and were rolled back")
@@ -42,6 +43,7 @@ class GpuMetrics:
         self.padding.observe(answer["padding"])
         self.forward.observe(answer["forward_s"])
         self.forward_cpu.inc(answer["forward_cpu_s"])
+        self.model_cpu.inc(answer["model_cpu_s"])
         if answer["restore_s"] is not None:
             self.restore_wait.observe(answer["restore_s"])
 

@@ -146,7 +146,9 @@ class _Worker:
         with self._residency.using(service, waiting=waiting) as content:
             waited_s = time.monotonic() - begun
             self._residency.prefetch(waiting)
+            cpu = time.process_time()
             scored = model.score(items, content)
+            model_cpu_s = time.process_time() - cpu
         return {
             "entries": scored.entries,
             "texts": scored.texts,
@@ -154,6 +156,7 @@ class _Worker:
             "padding": scored.padding,
             "forward_s": scored.forward_s,
             "forward_cpu_s": scored.forward_cpu_s,
+            "model_cpu_s": model_cpu_s,
             "restore_s": None if was_there else waited_s,
             "backend": model.backend,
         }

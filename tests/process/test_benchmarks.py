@@ -86,7 +86,8 @@ def test_reward_measures_scores_beside_their_forward_and_beside_a_server_of_othe
     document = bench("reward", *sizes, "--peer", "openrlhf")
     figures, samples = document["figures"], document["samples"]
     for form in ("single", "batch", "single_light", "batch_light"):
-        assert all(figures[f"{name}_{form}"] > 0 for name in ("scores_per_s", "forward_cpu_ms", "client_cpu_ms"))
+        costs = ("forward_cpu_ms", "tokens_cpu_ms", "client_cpu_ms")
+        assert all(figures[f"{name}_{form}"] > 0 for name in ("scores_per_s", *costs))
         assert {"gpu", "gateway", "postgres", "forward"} <= samples[form][0]["cpu_ms_each"].keys()
     for lengths in ("uniform", "mixed"):
         assert figures[f"over_best_{lengths}"] == figures[f"over_openrlhf_1_{lengths}"] > 0

@@ -27,7 +27,8 @@ BEGIN = """
 import os, signal, socket, sys
 from arl_gpu.messages import read_blocking, write_blocking
 channel = socket.socket(fileno=int(sys.argv[1]))
-figures = dict.fromkeys(("texts", "tokens", "padding", "forward_s", "forward_cpu_s", "restore_s", "used_bytes"), 0)
+times = ("forward_s", "forward_cpu_s", "model_cpu_s", "restore_s")
+figures = dict.fromkeys((*times, "texts", "tokens", "padding", "used_bytes"), 0)
 figures |= {"moves": {}, "fitting": []}
 """
 GOOD = """

@@ -69,6 +69,7 @@ def scored(items: Items) -> dict[str, Any]:
         "padding": 0.0,
         "forward_s": 0.001,
         "forward_cpu_s": 0.001,
+        "model_cpu_s": 0.001,
         "restore_s": None,
         "states": {"minilm": "resident"},
         "used_bytes": 1,

@@ -4,8 +4,9 @@
 for each. `single_light` and `batch_light` ask a service whose forward is the length of a text: what the way there and
 back costs where no slow model keeps the rate, and with it what goes together, low.
 
-The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart. Every score
-is compared with that of a forward without the system.
+The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart: making tokens
+of texts too, which any server of this model does and which is also given by itself. Every score is compared with that
+of a forward without the system.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ TOLERANCE = 1e-4
 MOST_WRONG = 2.0
 """Of two cosines."""
 Asked = Coroutine[Any, Any, "_Answer | None"]
-FORWARD = "tangram_gpu_forward_cpu_seconds_total"
+FORWARD, MODEL = "tangram_gpu_forward_cpu_seconds_total", "tangram_gpu_model_cpu_seconds_total"
 LIGHT = "light"
 CALLABLES = json.dumps({LIGHT: "arl_tangram.bench.light:score"})
 
@@ -73,6 +74,8 @@ class _Rate:
     wall_s: float
     cpu_s: dict[str, float]
     forward_s: float
+    tokens_s: float
+    """CPU time of the model but for its forward."""
 
     @property
     def done(self) -> int:
@@ -120,7 +123,7 @@ async def _measure(system: OwnSystem, sizes: Sizes, say: Callable[[str], None]) 
 async def _rate(
     system: OwnSystem, ask: "partial[Asked]", sizes: Sizes, numbers: "itertools.count[int]", items: int
 ) -> _Rate:
-    before, forward, own, begun = system.cpu_s(), await _forward_s(system), own_cpu_s(), time.monotonic()
+    before, (forward, model), own, begun = system.cpu_s(), await _computed_s(system), own_cpu_s(), time.monotonic()
     ends_at = begun + sizes.seconds
 
     async def ask_again_and_again() -> tuple[int, list[_Answer]]:
@@ -137,7 +140,8 @@ async def _rate(
     after = system.cpu_s()
     used = {name: after[name] - before.get(name, 0.0) for name in after} | {"client": used_by_client}
     answers = [answer for _, found in parts for answer in found]
-    return _Rate(answers, sum(asked for asked, _ in parts), wall_s, used, await _forward_s(system) - forward)
+    forward_s, model_s = (now - was for now, was in zip(await _computed_s(system), (forward, model), strict=True))
+    return _Rate(answers, sum(asked for asked, _ in parts), wall_s, used, forward_s, model_s - forward_s)
 
 
 async def _call(service: str, client: AsyncTangram, first: int, items: int) -> _Answer | None:
@@ -157,10 +161,12 @@ async def _act(client: AsyncTangram, first: int, items: int) -> _Answer | None:
     return _Answer(first, [score.score for score in action.result.scores])
 
 
-async def _forward_s(system: OwnSystem) -> float:
+async def _computed_s(system: OwnSystem) -> tuple[float, float]:
+    """CPU time of all forwards so far, and of the models that made them."""
     async with httpx.AsyncClient() as http:
         lines = (await http.get(f"{system.url_of('gpu')}/metrics")).raise_for_status().text.splitlines()
-    return next((float(line.split()[1]) for line in lines if line.startswith(f"{FORWARD} ")), 0.0)
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    return float(found.get(FORWARD, 0.0)), float(found.get(MODEL, 0.0))
 
 
 def _pair(number: int) -> tuple[str, str]:
@@ -194,6 +200,7 @@ def _figures(rows: dict[str, list[_Rate]]) -> dict[str, float]:
         figures[f"scores_per_s_{name}"] = round(median(rate.done / rate.wall_s for rate in found), 3)
         figures[f"overhead_cpu_ms_{name}"] = round(median(rate.overhead_ms for rate in found), 3)
         figures[f"forward_cpu_ms_{name}"] = round(median(rate.of_each(rate.forward_s) for rate in found), 3)
+        figures[f"tokens_cpu_ms_{name}"] = round(median(rate.of_each(rate.tokens_s) for rate in found), 3)
         figures[f"client_cpu_ms_{name}"] = round(median(rate.of_each(rate.cpu_s["client"]) for rate in found), 3)
     return figures
 
@@ -212,5 +219,5 @@ def _error(score: float | None, right: float | None) -> float:
 
 def _rounded(rate: _Rate) -> Any:
     cpu = {name: round(rate.of_each(seconds), 4) for name, seconds in rate.cpu_s.items()}
-    cpu["forward"] = round(rate.of_each(rate.forward_s), 4)
+    cpu |= {"forward": round(rate.of_each(rate.forward_s), 4), "tokens": round(rate.of_each(rate.tokens_s), 4)}
     return {"done": rate.done, "wall_s": round(rate.wall_s, 3), "cpu_ms_each": cpu}
