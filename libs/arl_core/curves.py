@@ -144,9 +144,12 @@ class Curves:
 
     def share_s(self, cls: ActionClass, amounts: Amounts, whole: Amounts) -> float:
         """How many seconds of all nodes together that is. Asked of a class's own minimum again, it is known."""
+        return self.share_on(self.of(cls), cls, amounts, whole)
+
+    def share_on(self, curve: Curve, cls: ActionClass, amounts: Amounts, whole: Amounts) -> float:
+        """As `share_s`, for whoever has the class's curve."""
         if amounts is not cls.demand.minimum:
             return own_share(amounts, whole) * self.expected_s(cls, amounts)
-        curve = self.of(cls)
         if curve.least_share[0] is not whole:
             curve.least_share = (whole, own_share(amounts, whole) * self.expected_s(cls, amounts))
         return curve.least_share[1]

@@ -103,8 +103,9 @@ class Shares:
 
     def expect(self, task: int, share_s: float) -> float:
         """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
-        cost = share_s / self.part(task)
-        self._served = max(self._served, self._virtual.get(task, 0.0))
+        cost = share_s / (self._parts.get(task) or self.part(task))
+        if (had := self._virtual.get(task, 0.0)) > self._served:
+            self._served = had
         self._expected[task] = self._expected.get(task, 0.0) + cost
         return cost
 

@@ -49,11 +49,11 @@ class FreeAmounts:
     free: dict[int, dict[str, int]]
     groups: FreeGroups
     environments: dict[int, int]
+    levels: list[tuple[int, int]]
+    """Free cores and node, fewest first, of those that take something new; it changes as they are spent."""
     placed: dict[UUID, int] = field(default_factory=dict)
     _closed: tuple[int, ...] = ()
     """To what is new; what lives there goes on."""
-    _by_cores: list[tuple[int, int]] | None = None
-    """Free cores and node, of those that take something new."""
     _by_homes: list[tuple[int, int, int]] | None = None
     """Where new environments go first, first."""
     _offering: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -66,11 +66,13 @@ class FreeAmounts:
 
     @classmethod
     def of(cls, pools: Mapping[int, Pool]) -> "FreeAmounts":
+        open_pools = [(node, pool) for node, pool in pools.items() if pool.accepting and pool.serving]
         return cls(
             pools=pools,
-            free={node: dict(pool.free) for node, pool in pools.items()},
+            free={node: {**pool.free} for node, pool in pools.items()},
             groups=FreeGroups(pools),
             environments={node: pool.environments for node, pool in pools.items()},
+            levels=sorted([(pool.free.get(_CORES, 0), node) for node, pool in open_pools]),
             _closed=tuple(node for node, pool in pools.items() if pool.serving and not pool.accepting),
         )
 
@@ -101,7 +103,7 @@ class FreeAmounts:
 
     def nodes_for(self, cls: ActionClass, needed: Amounts) -> list[int]:
         """Where so much fits that is new."""
-        levels = self.levels()
+        levels = self.levels
         enough = levels[bisect_left(levels, (needed.get(_CORES, 0), -1)) :]
         return sorted(node for _, node in enough if self._fits(node, cls, needed))
 
@@ -130,7 +132,7 @@ class FreeAmounts:
         if pinned is not None or action.environment is not None:
             return self.node_for(action, amounts)
         cores = amounts.get(_CORES, 0)
-        enough = takewhile(lambda level: level[0] >= cores, reversed(self.levels()))
+        enough = takewhile(lambda level: level[0] >= cores, reversed(self.levels))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
 
     def lacking_what_comes_back(self, action: Waiting, *, but: Container[int]) -> list[int]:
@@ -141,7 +143,7 @@ class FreeAmounts:
         pinned = self.node_of(action)
         needed = _needed(action.cls.demand.minimum, pinned)
         stays, comes_back = environment_part(needed), action_part(needed)
-        nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self.levels()))
+        nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self.levels))
         new_home = action.environment is not None and pinned is None
         found = (
             node
@@ -167,7 +169,7 @@ class FreeAmounts:
 
     def has_cores(self, milli: int) -> bool:
         """Whether any node has so many, for something new or for what lives there."""
-        levels = self.levels()
+        levels = self.levels
         if levels and levels[-1][0] >= milli:
             return True
         return any(self.free[node].get(_CORES, 0) >= milli for node in self._closed)
@@ -178,7 +180,7 @@ class FreeAmounts:
             return pinned if pool is not None and pool.serving and self._fits(pinned, action.cls, needed) else None
         if action.environment is None:
             place = self._anywhere(action.cls, needed)
-            return None if place is None else self.levels()[place][1]
+            return None if place is None else self.levels[place][1]
         cores = needed.get(_CORES, 0)
         if not self.has_cores(cores):
             return None
@@ -187,9 +189,20 @@ class FreeAmounts:
         return next((node for node in fitting if self._leaves_headroom(node, needed)), None)
 
     def _anywhere(self, cls: ActionClass, needed: Amounts) -> int | None:
-        """The place among `levels` of the node where this goes that is outside of environments."""
+        """The place among `levels` of the node where this goes that is outside of environments.
+
+        That is the one with fewest cores where it fits.
+        """
         slot = slot_in(needed) if cls.shape is Shape.QUOTA else None
-        return self._tightest(cls, needed) if slot is None else self._least_busy(cls, needed, slot)
+        if slot is not None:
+            return self._least_busy(cls, needed, slot)
+        levels, pools, shape, requires = self.levels, self.pools, cls.shape, cls.requires
+        for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
+            node = levels[place][1]
+            pool = pools[node]
+            if pool.shape is shape and requires <= pool.enforces and fits(needed, self.free[node]):
+                return place
+        return None
 
     def _least_busy(self, cls: ActionClass, needed: Amounts, slot: str) -> int | None:
         """Slots are not the device: whoever has fewest before it there is served first, if its service is there too."""
@@ -204,7 +217,7 @@ class FreeAmounts:
             if now != before:
                 heapreplace(heap, (now, node))
             elif self._fits(node, cls, needed):
-                place = bisect_left(self.levels(), (self.free[node].get(_CORES, 0), node))
+                place = bisect_left(self.levels, (self.free[node].get(_CORES, 0), node))
             else:
                 lacking.append(heappop(heap))
         for each in lacking:
@@ -226,33 +239,24 @@ class FreeAmounts:
         if node in self._taken_slots:
             self._taken_slots[node] += sum(amount for resource, amount in spent.items() if is_slot(resource))
 
-    def _tightest(self, cls: ActionClass, needed: Amounts) -> int | None:
-        """The place among `levels` of the node with fewest cores where so much fits that is new."""
-        levels, pools, shape, requires = self.levels(), self.pools, cls.shape, cls.requires
-        for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
-            node = levels[place][1]
-            pool = pools[node]
-            if pool.shape is shape and requires <= pool.enforces and fits(needed, self.free[node]):
-                return place
-        return None
-
     def _take_anywhere(self, action: Waiting, amounts: Amounts) -> Grant | None:
         """As `place` does for an action without an environment, of which there are tens of thousands a second."""
         place = self._anywhere(action.cls, amounts)
         if place is None:
             return None
-        levels = self.levels()
+        levels, homes = self.levels, self._by_homes
         cores, node = levels[place]
-        free, home = self.free[node], self._place_for_homes(node) if self._by_homes is not None else None
+        free, home = self.free[node], self._place_for_homes(node) if homes is not None else None
         for resource, amount in amounts.items():
             if amount:
                 free[resource] -= amount
-        self._count_slots(node, amounts)
-        if free.get(_CORES, 0) != cores:
+        if self._taken_slots:
+            self._count_slots(node, amounts)
+        if (left := free.get(_CORES, 0)) != cores:
             del levels[place]
-            insort(levels, (free[_CORES], node), hi=place)
-        if self._by_homes is not None and home is not None:
-            _move(self._by_homes, home, self._place_for_homes(node))
+            insort(levels, (left, node), hi=place)
+        if homes is not None and home is not None:
+            _move(homes, home, self._place_for_homes(node))
         return Grant(Fence(action.id, action.grant_no + 1), node, amounts)
 
     def _grant(self, node: int, action: Waiting, amounts: Amounts, needed: Amounts, pinned: int | None) -> Grant:
@@ -277,16 +281,9 @@ class FreeAmounts:
                 free[resource] -= amount
         self._count_slots(node, needed)
         self.environments[node] += homes
-        if self._by_cores is not None:
-            _move(self._by_cores, level, (free.get(_CORES, 0), node))
+        _move(self.levels, level, (free.get(_CORES, 0), node))
         if self._by_homes is not None and place is not None:
             _move(self._by_homes, place, self._place_for_homes(node))
-
-    def levels(self) -> list[tuple[int, int]]:
-        """Free cores and node, fewest first, of those that take something new; it changes as they are spent."""
-        if self._by_cores is None:
-            self._by_cores = sorted((self.free[node].get(_CORES, 0), node) for node in self._open())
-        return self._by_cores
 
     def _homes(self) -> list[tuple[int, int, int]]:
         if self._by_homes is None:

@@ -161,6 +161,12 @@ class ActionClass:
     """What its node must enforce or have."""
     service: Service | None = None
     """For the group shape: what has to be resident on its devices."""
+    resizable: Resizable = field(init=False, repr=False, compare=False)
+    """Of its elastic resource; `NONE` where it has none."""
+
+    def __post_init__(self) -> None:
+        elastic = self.demand.elastic
+        object.__setattr__(self, "resizable", elastic.resizable if elastic is not None else Resizable.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ _NOTHING: Mapping[UUID, Running] = {}
 
 def is_resizable(cls: ActionClass | None) -> bool:
     """Whether a running action of this class may be given other amounts at all; none of an unknown class may."""
-    elastic = cls.demand.elastic if cls is not None else None
-    return elastic is not None and elastic.resizable is not Resizable.NONE
+    return cls is not None and cls.resizable is not Resizable.NONE
 
 
 class RunningIndex:
@@ -54,8 +53,7 @@ class RunningIndex:
         self._nodes[node][action_id] = running
         self._node_of[action_id] = node
         self._stirred.add(node)
-        if running.cls is not None and running.cls.demand.elastic is not None:
-            self._count(running, 1)
+        self._count(running, 1)
 
     def discard(self, action_id: UUID) -> None:
         node = self._node_of.pop(action_id, None)
@@ -64,7 +62,9 @@ class RunningIndex:
             self._count(self._nodes[node].pop(action_id), -1)
 
     def _count(self, running: Running, sign: int) -> None:
-        elastic = running.cls.demand.elastic if running.cls is not None else None
-        if elastic is not None and elastic.resizable is Resizable.ANY:
+        cls = running.cls
+        if cls is None or cls.resizable is not Resizable.ANY or running.amounts is cls.demand.minimum:
+            return
+        if (elastic := cls.demand.elastic) is not None:
             beyond = running.amounts.get(elastic.resource, 0) - elastic.amounts[0]
             self._spare[running.node] = self._spare.get(running.node, 0) + sign * beyond

@@ -115,7 +115,7 @@ class _Round:
         walk = fair_walk(self._snapshot, self._snapshot.waiting.by_task(), self._constants)
         needed = set(self._snapshot.waiting.cores_needed())
         least, all_need_cores = min(needed - {0}, default=0), 0 not in needed
-        curves, levels, total = self._curves, self._free.levels(), self._loads.total
+        curves, levels, total = self._curves, self._free.levels, self._loads.total
         while (action := walk.head) is not None and len(grants) < self._limit:
             curve = curves.of(action.cls)
             if curve.cores and not (levels and levels[-1][0] >= least) and not self._has_cores(least):
@@ -133,7 +133,7 @@ class _Round:
             else:
                 grants.append(grant)
                 self._loads.started.append((grant.node, curve.resource))
-                walk.advance(curves.share_s(action.cls, grant.amounts, total))
+                walk.advance(curves.share_on(curve, action.cls, grant.amounts, total))
         if not self._resizing:
             return Plan(grants=tuple(grants))
         return self._widening.plan(grants)
@@ -203,14 +203,14 @@ class _Round:
 
     def _start(self, action: Waiting, curve: Curve) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""
-        elastic = action.cls.demand.elastic if len(curve.widths) > 1 else None
-        is_resized = self._resizing and elastic is not None and elastic.resizable is not Resizable.NONE
-        if elastic is not None and not is_resized:
+        cls = action.cls
+        is_elastic = len(curve.widths) > 1 and cls.demand.elastic is not None
+        if is_elastic and not (self._resizing and cls.resizable is not Resizable.NONE):
             return self._start_wide(action)
-        grant = self._free.take(action, action.cls.demand.minimum)
-        if grant is None and self._resizing:
+        grant = self._free.take(action, cls.demand.minimum)
+        if self._resizing and grant is None:
             self._widening.claim(action)
-        elif grant is not None and is_resized:
+        elif self._resizing and is_elastic:
             self._widening.admitted(action)
         return grant
 

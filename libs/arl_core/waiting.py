@@ -59,11 +59,13 @@ class Entry:
     """None once it waits no longer; it is cleared away later."""
 
 
-_Head = tuple[int, float, UUID, "ReferenceType[Bucket]", int, float]
-"""Its priority below 0, its place in a walk, its id, its bucket, where in that it is, the bucket's lead."""
+_Head = tuple[int, float, UUID, Entry, int, float]
+"""Its priority below 0, its place in a walk, its id, itself, where in its bucket it is, the bucket's lead."""
 
 PIECE = 1024
 """Entries; one has at most twice as many."""
+PASSED = 64
+"""Entries at the beginning of a bucket that wait no longer, at most, while it is walked."""
 _BITS = 12
 _WITHIN = (1 << _BITS) - 1
 """A place is the number of a piece and, in so many bits, where in that."""
@@ -83,7 +85,7 @@ class Bucket:
         """With those that wait no longer and are not cleared away."""
         self._entries = self._waiting = 0
         self._start = 0
-        """Where in the first piece the first is that waits."""
+        """Where in the first piece none before waits."""
         self._head: _Head | None = None
         """As it was last asked for; None once another is first."""
         self._itself = ref(self)
@@ -108,28 +110,27 @@ class Bucket:
         """The bucket must not change while it is walked."""
         return (entry.action for piece in self._pieces for entry in piece if entry.action is not None)
 
-    def at(self, place: int) -> Entry:
-        return self._pieces[place >> _BITS][place & _WITHIN]
-
-    def following(self, place: int) -> int | None:
-        """The place of the next that waits."""
-        first, begin = place >> _BITS, (place & _WITHIN) + 1
-        for number in range(first, len(self._pieces)):
-            piece = self._pieces[number]
-            for at in range(begin, len(piece)):
-                if piece[at].action is not None:
-                    return number << _BITS | at
-            begin = 0
-        return None
-
     def head(self, lead_s: float) -> _Head:
         """Of a bucket in which some wait: the first, for a walk in which it has this lead."""
         head = self._head
         if head is None or head[5] != lead_s:
-            first = self._pieces[0][self._start]
-            head = (-self.key.priority, first.came + lead_s, first.id, self._itself, self._start, lead_s)
+            first = self._look_for_first()
+            head = (-self.key.priority, first.came + lead_s, first.id, first, self._start, lead_s)
             self._head = head
         return head
+
+    def after(self, head: _Head) -> _Head | None:
+        """The next that waits, for the same walk."""
+        priority, _, _, _, place, lead_s = head
+        begin = (place & _WITHIN) + 1
+        for number in range(place >> _BITS, len(self._pieces)):
+            piece = self._pieces[number]
+            for at in range(begin, len(piece)):
+                entry = piece[at]
+                if entry.action is not None:
+                    return (priority, entry.came + lead_s, entry.id, entry, number << _BITS | at, lead_s)
+            begin = 0
+        return None
 
     def add(self, action: Waiting) -> Entry:
         entry, pieces = Entry(came(action), action.id, self._itself, action), self._pieces
@@ -160,13 +161,13 @@ class Bucket:
         """One of its own, once."""
         entry.action = None
         self._waiting -= 1
+        if self._head is not None and self._head[3] is entry:
+            self._head = None
         if not self._waiting or (self._entries > 64 and self._entries > 2 * self._waiting):
             self._clear_away()
-        else:
-            self._look_for_head()
 
-    def _look_for_head(self) -> None:
-        """The head is always one that waits."""
+    def _look_for_first(self) -> Entry:
+        """Those before it that wait no longer are passed together, and cleared away once they are some."""
         pieces, start = self._pieces, self._start
         while pieces[0][start].action is None:
             start += 1
@@ -174,9 +175,12 @@ class Bucket:
                 self._entries -= start
                 start = 0
                 del pieces[0]
-                self._head = None
-        if start != self._start:
-            self._start, self._head = start, None
+        if start >= PASSED:
+            del pieces[0][:start]
+            self._entries -= start
+            start = 0
+        self._start = start
+        return pieces[0][start]
 
     def _clear_away(self) -> None:
         waiting = [entry for piece in self._pieces for entry in piece if entry.action is not None]
@@ -198,8 +202,6 @@ class Walk:
     """Whose turn it is; None at the end."""
     came: float
     """When the head did."""
-    bucket: Bucket
-    """Of the head; the last one at the end."""
     lead_s: float
     """Of the head's bucket."""
 
@@ -211,17 +213,22 @@ class Walk:
         heapify(self._heads)
         self._look()
 
+    @property
+    def bucket(self) -> Bucket:
+        """Of the head; the last one at the end."""
+        bucket = self._entry.bucket()
+        assert bucket is not None  # its walk is over before it goes
+        return bucket
+
     def advance(self) -> None:
         """To the next action."""
-        heads = self._heads
-        priority, _, _, _, place, lead_s = heads[0]
-        bucket = self.bucket
-        following = bucket.following(place)
+        heads, bucket = self._heads, self._entry.bucket()
+        assert bucket is not None  # its walk is over before it goes
+        following = bucket.after(heads[0])
         if following is None:
             heappop(heads)
         else:
-            entry = bucket.at(following)
-            heapreplace(heads, (priority, entry.came + lead_s, entry.id, bucket._itself, following, lead_s))
+            heapreplace(heads, following)
         self._look()
 
     def leave_bucket(self) -> None:
@@ -233,11 +240,8 @@ class Walk:
         if not self._heads:
             self.head = None
             return
-        _, _, _, itself, place, self.lead_s = self._heads[0]
-        bucket = itself()
-        assert bucket is not None  # its walk is over before it goes
-        self.bucket, entry = bucket, bucket.at(place)
-        self.came, self.head = entry.came, entry.action
+        _, _, _, entry, _, self.lead_s = self._heads[0]
+        self._entry, self.came, self.head = entry, entry.came, entry.action
 
 
 class WaitingIndex:

@@ -6,9 +6,9 @@ from uuid import UUID
 from arl_core.curves import Curves
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
-from arl_core.model import Amounts, Running
+from arl_core.model import Amounts, Resizable, Running
 from arl_core.plan import Policy
-from arl_core.running import RunningIndex, is_resizable
+from arl_core.running import RunningIndex
 from arl_scheduler.homes import Hold, Name
 
 __all__ = ["Holds"]
@@ -50,10 +50,10 @@ class Holds:
         return bool(self._resizable)
 
     def add(self, hold: Hold) -> None:
-        action_id = hold.fence.action_id
+        action_id, cls = hold.fence.action_id, hold.cls
         self._by_id[action_id] = hold
         self.running.add(hold.running())
-        if is_resizable(hold.cls):
+        if cls is not None and cls.resizable is not Resizable.NONE:
             self._resizable.add(action_id)
         self._count(hold)
 

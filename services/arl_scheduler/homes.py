@@ -1,12 +1,13 @@
 """What the index remembers of an environment and of a grant."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Environment, Running, TrajectoryName, Waiting
+from arl_core.model import ActionClass, Amounts, Environment, Pod, Running, TrajectoryName, Waiting
 
 __all__ = ["Hold", "Home", "Homes", "HomesByNode", "Name", "Standing"]
 
@@ -90,6 +91,14 @@ class Homes(dict[Name, Home]):
     def live_on(self, node: int) -> bool:
         """Whether any does."""
         return any(home.node == node and home.known and not home.gone for home in self.values())
+
+    def pods(self, lent: Mapping[Name, int]) -> dict[Name, Pod]:
+        """Of those that live; `lent` counts the actions outside of each that use its cores."""
+        return {
+            name: Pod(home.node, busy=home.busy is not None or lent.get(name, 0) > 0)
+            for name, home in self.items()
+            if home.node is not None and not home.gone
+        }
 
     def stranded(self) -> list[UUID]:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""

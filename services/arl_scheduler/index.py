@@ -15,7 +15,7 @@ from arl_core.curves import Curves
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
 from arl_core.ledger import Ledger
-from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Pod, Waiting
+from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.snapshot import Snapshot
 from arl_core.states import Outcome
@@ -99,16 +99,21 @@ class Index:
 
     def granted(self, grants: Iterable[Grant], *, now: float) -> None:
         """These grants are committed."""
-        total, has_pods = self._accounts.total, self._policy.has_pods
+        total, has_pods, share_s = self._accounts.total, self._policy.has_pods, self.curves.share_s
         for grant in grants:
-            fence, node, amounts = grant.fence, grant.node, grant.amounts
-            action = self._queued.pop(fence.action_id)
-            cls, task, name = action.cls, action.task, self._home_of.get(action.id)
+            fence, amounts = grant.fence, grant.amounts
+            id = fence.action_id
+            action, name = self._queued.pop(id), self._home_of.get(id)
             pod = self._pod_for(action.trajectory, amounts) if has_pods and name is None else None
             # It was active in its task's share, and stays so.
-            self._hold(Hold(fence, cls, node, amounts, name, task, now, None, pod))
-            self._accounts.granted(action.id, task, self.curves.share_s(cls, amounts, total))
-            self._leave(action.id)
+            hold = Hold(fence, action.cls, grant.node, amounts, name, action.task, now, None, pod)
+            self._accounts.granted(id, action.task, share_s(action.cls, amounts, total))
+            if name is None and pod is None:
+                self.holds.add(hold)
+                self._waiting.forget(id)
+            else:
+                self._hold(hold)
+                self._leave(id)
 
     def refused(self, ids: Iterable[UUID]) -> None:
         """Postgres did not take these: they are not queued any more, or about to be settled."""
@@ -170,7 +175,7 @@ class Index:
             waiting=self._waiting.waiting,
             running=self.holds.running,
             pools=self._pools.of(self.nodes, now=now, silent_after_s=silent_after_s, watching_since=watching_since),
-            pods=self._pods() if self._policy.has_pods else {},
+            pods=self._homes.pods(self._lent) if self._policy.has_pods else {},
             curves=self.curves,
             shares=self._accounts.shares,
             total=self._accounts.total,
@@ -383,13 +388,6 @@ class Index:
         if row.gone and row.deleted:
             home.known = home.assumed = False
         self._promote(home)
-
-    def _pods(self) -> dict[Name, Pod]:
-        return {
-            name: Pod(home.node, busy=home.busy is not None or self._lent[name] > 0)
-            for name, home in self._homes.items()
-            if home.node is not None and not home.gone
-        }
 
     def _pod_for(self, trajectory: Name | None, amounts: Amounts) -> Name | None:
         """The pod on whose cores an action runs that does not live there."""
