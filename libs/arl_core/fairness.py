@@ -185,11 +185,11 @@ class FairWalk:
 
     def _look(self, turn: "_Turn") -> None:
         """The first of the order has moved on."""
-        order, walk = self._order, turn.walk
-        if walk.head is None:
+        order, head = self._order, turn.walk.head
+        if head is None:
             heappop(order)
         else:
-            heapreplace(order, (self._place(turn), walk.head.id, turn))
+            heapreplace(order, (self._place(turn), head.id, turn))
         self.head = order[0][2].walk.head if order else None
 
     def _place(self, turn: "_Turn") -> float:

@@ -83,11 +83,14 @@ def fair_walk(snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constan
     """The actions of these buckets, by task, in the order in which a round looks at them."""
     curves = snapshot.curves
     basis = curves.basis((constants.lead_limit_s, constants.lead_per_unit_s))
-    for own in tasks.values():
+    walks: dict[int, Walk] = {}
+    for task, own in tasks.items():
+        leads: list[float] = []
         for bucket in own:
             if bucket.led_by is not basis:
                 bucket.led_by, bucket.lead_s = basis, constants.lead_s(curves.of(bucket.cls).area_s)
-    walks = {task: Walk(own, [bucket.lead_s for bucket in own]) for task, own in tasks.items()}
+            leads.append(bucket.lead_s)
+        walks[task] = Walk(own, leads)
     overdue_before = snapshot.now - constants.lead_limit_s
     return FairWalk(walks, snapshot.shares, strictness=constants.strictness, overdue_before=overdue_before)
 
