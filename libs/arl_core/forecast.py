@@ -265,7 +265,7 @@ class Forecasting:
         home, line = self._homes.get(environment), self._lines.get(environment)
         if line:
             node = home.node if home is not None else None
-            self._waiting.add(replace(line[0], environment=Environment(id=environment, node=node)))
+            self._waiting.add(line[0]._replace(environment=Environment(environment, node)))
         elif home is not None and home.holds:
             del self._homes[environment]
             self._change(home.node, home.holds, sign=1)

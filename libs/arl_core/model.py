@@ -169,8 +169,7 @@ class ActionClass:
         object.__setattr__(self, "resizable", elastic.resizable if elastic is not None else Resizable.NONE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class Environment(NamedTuple):
     """A persistent environment: pinned to its node, holding memory and disk, no cores."""
 
     id: UUID
@@ -186,8 +185,7 @@ class Gang:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A queued action that may start now, as far as its environment is concerned."""
 
     id: UUID

@@ -134,7 +134,8 @@ class Bucket:
 
     def add(self, action: Waiting) -> Entry:
         entry, pieces = Entry(came(action), action.id, self._itself, action), self._pieces
-        if not pieces or _order(entry) > _order(pieces[-1][-1]):
+        last = pieces[-1][-1] if pieces else None
+        if last is None or entry.came > last.came or (entry.came == last.came and entry.id > last.id):
             if not pieces or len(pieces[-1]) >= PIECE:
                 pieces.append([])
             pieces[-1].append(entry)
@@ -295,7 +296,8 @@ class WaitingIndex:
             walk.advance()
 
     def add(self, action: Waiting) -> None:
-        self.discard(action.id)
+        if action.id in self._entries:
+            self.discard(action.id)
         environment = action.environment
         node = environment.node if environment is not None else None
         gang = action.id if action.together else None

@@ -83,7 +83,7 @@ class Books:
         if environment is not None and action.trajectory is not None:
             home = self._homes.setdefault(action.trajectory, _Home(environment))
             self._lived_in[action.id] = action.trajectory
-            action = replace(action, environment=Environment(id=environment, node=home.node))
+            action = action._replace(environment=Environment(environment, home.node))
         self._queued[action.id] = action
         self._waiting.add(action)
         self._accounts.shares.begin(action.task)

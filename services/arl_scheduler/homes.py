@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -40,6 +40,13 @@ class Home:
     offered: tuple[UUID, UUID, int | None] | None = None
     """The candidate, with the environment and node it was offered for."""
 
+    def seat(self, action: Waiting) -> Waiting:
+        """The action in this environment, where that is by now."""
+        known = action.environment
+        if known is not None and known.id == self.id and known.node == self.node:
+            return action
+        return action._replace(environment=Environment(self.id, self.node))
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -59,7 +66,7 @@ class Standing:
             return cls(action, paused, is_next=True, before=0)
         is_next = home.offered is not None and home.offered[0] == action.id
         before = home.line.index(action.id) + int(home.busy is not None)
-        return cls(replace(action, environment=Environment(id=home.id, node=home.node)), paused, is_next, before)
+        return cls(home.seat(action), paused, is_next, before)
 
 
 class Homes(dict[Name, Home]):

@@ -7,7 +7,6 @@ believes and a poll contradicts is corrected by that poll.
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from uuid import UUID, uuid4
 
 from arl_core.accounts import Accounts
@@ -208,8 +207,7 @@ class Index:
         home = self._homes.get(name)
         if home is None or home.gone or home.deleted or name[0] in self._paused:
             return []
-        environment = Environment(id=home.id, node=home.node)
-        return [replace(self._queued[each], environment=environment) for each in home.line[first : first + limit]]
+        return [home.seat(self._queued[each]) for each in home.line[first : first + limit]]
 
     def overdue(self, now: float) -> dict[UUID, str | None]:
         """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""
@@ -222,6 +220,9 @@ class Index:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
         name = trajectory if row.environment["scope"] == "trajectory" else None
         home = self._homes.get(trajectory) if trajectory is not None else None
+        began = min(home.began, row.submitted) if home is not None else None
+        if home is None and name is not None:
+            home = self._homes[name] = Home(name, row.environment_id or uuid4())
         action = Waiting(
             id=id,
             cls=self._class_of(row),
@@ -230,19 +231,19 @@ class Index:
             grant_no=row.grant_no,
             priority=row.priority,
             deadline=row.deadline,
+            environment=Environment(home.id, home.node) if home is not None and name is not None else None,
             trajectory=trajectory,
-            began=min(home.began, row.submitted) if home is not None else None,
+            began=began,
             gang=Gang(row.gang.id, row.gang.size) if row.gang is not None and row.grant_no == 0 else None,
         )
         self._queued[id] = action
         self._waiting.know(action)
         self._accounts.shares.begin(action.task)
         self._deadlines.add(action)
-        if name is None:
+        if name is None or home is None:
             self._offer(action)
             return
         self._home_of[id] = name
-        home = self._homes.setdefault(name, Home(name, row.environment_id or uuid4()))
         home.began = min(home.began, row.submitted)
         insort(home.line, id)
         self._promote(home)
@@ -264,8 +265,7 @@ class Index:
             if home.offered is not None:
                 self._waiting.discard(home.offered[0])
             if offer is not None:
-                environment = Environment(id=home.id, node=home.node)
-                self._offer(replace(self._queued[offer[0]], environment=environment))
+                self._offer(home.seat(self._queued[offer[0]]))
             home.offered = offer
         if not home.line and home.busy is None and not home.known and not home.assumed:
             self._ledger.release(home.id)

@@ -1,7 +1,7 @@
 """The candidates as rounds see them: each by itself, and a gang as one, once all of it is there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from arl_core.model import Waiting
@@ -59,7 +59,7 @@ class Offers:
         if len(gang.offered) >= action.gang.size:
             self._withdraw(gang)
             head, *others = (gang.members[id] for id in sorted(gang.members))
-            self.waiting.add(replace(head, together=tuple(others)))
+            self.waiting.add(head._replace(together=tuple(others)))
             gang.head = head.id
 
     def discard(self, action_id: UUID) -> None:
@@ -77,7 +77,7 @@ class Offers:
         if gang is None or gang.head is None:
             return action
         head, *others = (gang.members[id] for id in sorted(gang.members))
-        return replace(head, together=tuple(others))
+        return head._replace(together=tuple(others))
 
     def broken(self, settled: Mapping[UUID, tuple[Outcome, str | None]]) -> dict[UUID, tuple[Outcome, str | None]]:
         """What the others of their gangs settle as, as these did in the queue: not all could ever start together."""

@@ -156,7 +156,7 @@ def test_a_trajectory_whose_node_is_closed_goes_on_there() -> None:
 
 
 def test_slots_of_a_service_are_no_pods_business() -> None:
-    score = replace(an_action(1, cls=a_class(shape=Shape.QUOTA, slots=1)), trajectory=(1, "a"))
+    score = an_action(1, cls=a_class(shape=Shape.QUOTA, slots=1))._replace(trajectory=(1, "a"))
     snapshot = a_snapshot(queued=[score], pools=[a_pool(2, shape=Shape.QUOTA, slots=64)])
     (grant,) = StaticPods(1000).plan(replace(snapshot, pods={(1, "a"): Pod(1, busy=True)})).grants
     assert (grant.node, grant.amounts) == (2, {"slots": 1})

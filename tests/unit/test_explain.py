@@ -34,7 +34,7 @@ def elastic(key: int, *, most: int, fraction: float = 1.0) -> ActionClass:
 
 
 def of_task(task: int, number: int, *, priority: int = 0, submitted: float = NOW) -> Waiting:
-    return replace(an_action(number, cls=fixed(), submitted=submitted, priority=priority), task=task)
+    return an_action(number, cls=fixed(), submitted=submitted, priority=priority)._replace(task=task)
 
 
 def learnt(**seconds: float) -> Curves:
@@ -160,13 +160,13 @@ class TestAtHome:
     def test_only_its_node_counts_and_not_what_its_environment_holds(self) -> None:
         cls = replace(fixed(), demand=Demand({"cpu_milli": 1000, "memory_mib": 100}))
         full = a_pool(2, cpu_milli=2000, memory_mib=100, free={"cpu_milli": 0, "memory_mib": 0})
-        found = explained([replace(self.at_home(1, node=2), cls=cls)], a_pool(1, cpu_milli=2000, memory_mib=900), full)
+        found = explained([self.at_home(1, node=2)._replace(cls=cls)], a_pool(1, cpu_milli=2000, memory_mib=900), full)
         assert (found.node, [lack.resource for lack in found.lacks]) == (2, ["cpu_milli"])
 
     def test_those_at_home_take_no_memory_from_it(self) -> None:
         cls = replace(fixed(), demand=Demand({"cpu_milli": 1000, "memory_mib": 100}))
         pool = a_pool(1, cpu_milli=2000, memory_mib=200, free={"cpu_milli": 2000, "memory_mib": 100})
-        queued = [replace(self.at_home(1, node=1), cls=cls), an_action(2, cls=cls, submitted=NOW + 9)]
+        queued = [self.at_home(1, node=1)._replace(cls=cls), an_action(2, cls=cls, submitted=NOW + 9)]
         assert explained(queued, pool, policy=Spar(limit=1)).rule is Rule.STARTS_NEXT_ROUND
 
     def test_those_that_live_elsewhere_are_not_before_it(self) -> None:
@@ -178,7 +178,7 @@ class TestAhead:
     def test_they_are_those_that_a_round_would_start_before_it(self) -> None:
         """Whatever has been said to go first is granted where there is room for just so many."""
         actions = [of_task(number % 3, number, priority=number % 2) for number in range(1, 40)]
-        actions = [replace(each, cls=fixed(1 + each.id.int % 4), submitted=NOW - each.id.int) for each in actions]
+        actions = [each._replace(cls=fixed(1 + each.id.int % 4), submitted=NOW - each.id.int) for each in actions]
         curves = learnt(c1=1.0, c2=5.0, c3=10.0, c4=60.0)
         for action in actions:
             found = explained([*actions, action], replace(BUSY, capacity={"cpu_milli": 40_000}), curves=curves).ahead

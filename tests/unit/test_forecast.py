@@ -1,7 +1,7 @@
 """What is foreseen is what the policy would do, and a cell that is not there has what was said of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from uuid import UUID
 
 import pytest
@@ -209,15 +209,12 @@ def test_nothing_is_booked_twice_and_all_that_fits_starts(
     pools = [a_pool(node, cpu_milli=1000 * size) for node, size in enumerate(cores, 1)]
     homes = [Environment(id=UUID(int=900 + n), node=None) for n in range(4)]
     waiting = [
-        replace(
-            an_action(
-                number,
-                cls=wide(size) if is_wide and size > 1 else fixed(size),
-                submitted=NOW - number,
-                environment=homes[home] if at_home is not None else None,
-            ),
-            task=at_home or 1,
-        )
+        an_action(
+            number,
+            cls=wide(size) if is_wide and size > 1 else fixed(size),
+            submitted=NOW - number,
+            environment=homes[home] if at_home is not None else None,
+        )._replace(task=at_home or 1)
         for number, (size, is_wide, at_home, home) in enumerate(wanted, 1)
         if is_wide or size <= max(cores)
     ]

@@ -59,7 +59,7 @@ def fixed(cores: int = 1) -> ActionClass:
 def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> list[Waiting]:
     gang = Gang(numbered(1000 + first), size)
     return [
-        replace(an_action(number, cls=fixed(cores), submitted=submitted), gang=gang)
+        an_action(number, cls=fixed(cores), submitted=submitted)._replace(gang=gang)
         for number in range(first, first + size)
     ]
 
@@ -67,7 +67,7 @@ def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) ->
 def a_gang(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> Waiting:
     """As rounds see it."""
     head, *others = members(first, size, cores=cores, submitted=submitted)
-    return replace(head, together=tuple(others))
+    return head._replace(together=tuple(others))
 
 
 def planned(policy: Policy, queued: Sequence[Waiting], *pools: Pool) -> Plan:
@@ -100,7 +100,7 @@ class TestStart:
 
     def test_the_largest_are_placed_first(self) -> None:
         small, large = members(1, 2)
-        gang = replace(small, together=(replace(large, cls=fixed(2)),))
+        gang = small._replace(together=(large._replace(cls=fixed(2)),))
         pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
         plan = planned(Spar(), [gang], *pools)
         assert {grant.fence.action_id.int: grant.node for grant in plan.grants} == {1: 2, 2: 1}
@@ -121,8 +121,8 @@ class TestWaiting:
         """A node is gone, or memory is in environments that end when somebody else wills: cores are for others."""
         one = {"cpu_milli": 1000, "memory_mib": 100}
         cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(one))
-        head, *others = [replace(each, cls=cls) for each in members(1, 3, submitted=LONG_AGO)]
-        gang = replace(head, together=tuple(others))
+        head, *others = [each._replace(cls=cls) for each in members(1, 3, submitted=LONG_AGO)]
+        gang = head._replace(together=tuple(others))
         young = [an_action(n, cls=fixed(), submitted=NOW) for n in (10, 11)]
         full = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 2000, "memory_mib": 200})
         gone = replace(a_pool(2, cpu_milli=4000, memory_mib=400), accepting=False, serving=False)
@@ -135,7 +135,7 @@ class TestWaiting:
     def test_wide_ones_give_way_to_a_gang_that_would_start_then(self, memory_mib: int, give_way: bool) -> None:
         one = {"cpu_milli": 1000, "memory_mib": 100}
         cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(one))
-        head, *others = [replace(each, cls=cls) for each in members(1, 3)]
+        head, *others = [each._replace(cls=cls) for each in members(1, 3)]
         elastic = Elastic("cpu_milli", (1000, 2000, 4000), Amdahl(0.9), Resizable.ANY)
         wide = ActionClass(key=6, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
         running = Running(
@@ -145,7 +145,7 @@ class TestWaiting:
         pool = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 0, "memory_mib": memory_mib})
         curves = Curves()
         curves.now = NOW
-        gang = replace(head, together=tuple(others))
+        gang = head._replace(together=tuple(others))
         snapshot = replace(a_snapshot(queued=[gang], pools=[pool], running=[running]), now=NOW, curves=curves)
         plan = Spar(resizing=True).plan(snapshot)
         assert [resize.amounts["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
@@ -172,8 +172,8 @@ class TestWaiting:
         first, second = members(1, 2, cores=4)
         has = {"cpu_milli": 4000, "npu": 4}
         pools = [replace(a_pool(1, cpu_milli=4000), capacity=has, free=has), a_pool(2, cpu_milli=4000)]
-        gang = replace(first, together=(replace(second, cls=needs),))
-        other = replace(first, cls=needs, together=(second,))
+        gang = first._replace(together=(second._replace(cls=needs),))
+        other = first._replace(cls=needs, together=(second,))
         for policy in POLICIES:
             if not isinstance(policy, StaticPods):
                 assert numbers(planned(policy, [gang], *pools)) == [1, 2]
@@ -332,7 +332,7 @@ def test_gangs_start_whole_nothing_is_booked_twice_and_all_that_fits_starts(
         one = {"cpu_milli": 1000 * width}
         if together_on([(one, list(cell.capacity))] * size, {n: {"cpu_milli": m} for n, m in cell.capacity.items()}):
             first = a_gang(10 * place, size, cores=width, submitted=LONG_AGO + place)
-            queued[first.id] = first if size > 1 else replace(first, gang=None)
+            queued[first.id] = first if size > 1 else first._replace(gang=None)
     for turn in range(200):
         plan = planned(policy, list(queued.values()), *cell.pools())
         started = {grant.fence.action_id for grant in plan.grants}

@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +34,7 @@ class TestPlan:
         assert grant.amounts == {"cpu_milli": 1000}
 
     def test_the_fence_rises_with_the_grant(self) -> None:
-        (grant,) = FCFS.plan(a_snapshot(queued=[replace(an_action(1), grant_no=4)], pools=[a_pool()])).grants
+        (grant,) = FCFS.plan(a_snapshot(queued=[an_action(1)._replace(grant_no=4)], pools=[a_pool()])).grants
         assert grant.fence.grant_no == 5
 
     def test_a_node_that_does_not_accept_gets_nothing(self) -> None:

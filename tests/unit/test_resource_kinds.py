@@ -149,7 +149,7 @@ def test_who_waited_long_for_all_of_it_is_not_overtaken_by_those_who_want_a_litt
     half = replace(node, free={**node.free, kind.name: kind.node_has // 2})
     for policy in (Spar(), RESIZING):
         assert policy.plan(a_snapshot(queued=[all_of_it, little], pools=[half])).grants == ()
-        young = replace(all_of_it, submitted=NOW)
+        young = all_of_it._replace(submitted=NOW)
         assert len(policy.plan(a_snapshot(queued=[young, little], pools=[half])).grants) == 1
 
 

@@ -189,7 +189,7 @@ class TestShares:
         shares.weigh({1: QueueWeight(1, project_weight=3.0), 2: QueueWeight(2)})
         given_to: Counter[int] = Counter()
         queued = [
-            replace(an_action(number, cls=fixed(number % 2), submitted=0.0), task=1 + number % 2)
+            an_action(number, cls=fixed(number % 2), submitted=0.0)._replace(task=1 + number % 2)
             for number in range(1, 2001)
         ]
         for action in queued:

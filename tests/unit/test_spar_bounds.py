@@ -77,8 +77,8 @@ class TestWhatIsKeptFree:
         assert {grant.node for grant in plan.grants} == {1}, "the other's core comes back sooner, so that is kept"
 
     def test_an_overdue_one_of_another_task_is_seen_first(self) -> None:
-        wide = replace(an_action(1, cls=a_kind(1, cores=4), submitted=LONG_AGO), task=1)
-        fresh = [replace(an_action(number, cls=a_kind(2), submitted=NOW), task=2) for number in range(10, 14)]
+        wide = an_action(1, cls=a_kind(1, cores=4), submitted=LONG_AGO)._replace(task=1)
+        fresh = [an_action(number, cls=a_kind(2), submitted=NOW)._replace(task=2) for number in range(10, 14)]
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 1000})
         assert numbers(planned(SPAR, queued=[wide, *fresh], pools=[pool])) == []
 
