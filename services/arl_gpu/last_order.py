@@ -26,11 +26,12 @@ class LastOrder:
         # A power failure ends the engine, too.
         replace_file(self._path, json.dumps({"engine": engine, "sleeps": sleeps}), durable=False)
 
-    def sleeps(self, which: Callable[[], str | None], *, asleep: bool = False) -> bool | None:
+    def sleeps(self, which: Callable[[], str | None], *, asleep: bool | None = False) -> bool | None:
         """Whether it sleeps; None where nobody knows. Another process than the one it names has begun since, awake.
 
         `which` it is now is asked only where that says something. `asleep`: it was put to sleep by whoever asks, who
-        would know of its end; so it is that process where no other is named.
+        would know of its end; so it is that process where no other is named. None where it did not answer to its last
+        order.
         """
         try:
             said = json.loads(self._path.read_text())

@@ -83,7 +83,8 @@ SETTLE = text(f"""
 
 async def publish_services(tx: WriteTx, services: str, capacity: str, *, node_id: int, epoch: UUID) -> None:
     """Say which there are, how they are, and how many slots each has. Under another epoch somebody else says it."""
-    said = {"services": services, "capacity": capacity, "node_id": node_id, "epoch": epoch}
+    # Health may quote what an engine answered.
+    said = {"services": storable_json(services), "capacity": capacity, "node_id": node_id, "epoch": epoch}
     await tx.execute(PUBLISH_SERVICES, said)
 
 

@@ -38,9 +38,11 @@ class ServiceFiles:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What a worker makes its model of, or where it is to find it."""
-        made_of = {"directory": str(self.directory), "options": dict(self.options)}
-        return {"name": self.name, "kind": self.kind} | (made_of if self.engine is None else {"engine": self.engine})
+        """What a worker makes its model of, or where it is to find it. Registered anew, it is made anew."""
+        if self.engine is not None:
+            return {"name": self.name, "kind": self.kind, "engine": self.engine}
+        made_of = {"directory": str(self.directory), "options": dict(self.options), "since": self.registered_at}
+        return {"name": self.name, "kind": self.kind} | made_of
 
 
 HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"

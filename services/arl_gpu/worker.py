@@ -5,6 +5,7 @@ libraries are imported with the first service that needs them, so that a node th
 """
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -27,6 +28,8 @@ from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
 __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
+
+log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
@@ -132,7 +135,8 @@ class _Worker:
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
-            answer = {"error": code, "message": f"{type(error).__name__}: {error}"}
+            log.warning("%s: %r", code, error)
+            answer = {"error": code, "message": f"{type(error).__name__}: {_told(error)}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
         now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unheard)}
         now |= {"refusals": self._engines.refusals}
@@ -246,6 +250,11 @@ class _Worker:
             self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
             self._models[service] = model
         return self._models[service]
+
+
+def _told(error: Exception) -> str:
+    """Of a file, what is wrong and not where it lies: whoever asked for a score reads it."""
+    return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
 def _code_of(error: Exception) -> str:

@@ -9,15 +9,17 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from sqlalchemy import text
 
 from arl_core.fence import Fence
+from arl_gpu.repository import publish_services
 from arl_gpu.scoring import DEATHS_APART
 from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
 from arl_wire.internal import GrantBody
 from support.conditions import eventually
 from support.gpu import MOVES, SLOT, SLOTS, Gpu, driving, scored
-from support.rows import Rows, rows_in
+from support.rows import Rows, rows_in, store_of
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
 EMPTY = {"states": {}, "used_bytes": 0, "moves": MOVES, "fitting": []}
@@ -234,6 +236,16 @@ async def test_what_was_registered_anew_is_scored_by_what_has_the_name_now(rows:
         action = await gpu.granted(payload={"service": "twin", "items": items}, amounts=slot)
         await gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=gpu.manager.epoch)
         assert (await rows.until_state(action, "settled"))["reason"] == "service_changed"
+
+
+async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_same(gpu: Gpu, rows: Rows) -> None:
+    async with store_of(rows.owner_url, "gpu") as store, store.write() as tx:
+        services = json.dumps([{"name": "j", "health": "engine_stays: \0"}])
+        await publish_services(tx, services, "{}", node_id=gpu.manager.node_id, epoch=gpu.manager.epoch)
+        [row] = await tx.fetch(
+            text("select services::text as said from nodes where id = :id"), {"id": gpu.manager.node_id}
+        )
+    assert json.loads(row.said)[0]["health"] == "engine_stays: \N{REPLACEMENT CHARACTER}"
 
 
 async def test_the_node_says_which_services_it_has_and_how_they_are(gpu: Gpu, rows: Rows) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from support.conditions import eventually
 
 CONFIG = Config(
     services={"broken": {"name": "broken", "kind": "similarity", "directory": "/nowhere"}},
-    device_mib=1,
+    device_mib=128,
     copy_mib_per_s=None,
 )
 A = {"text": "a", "reference": "b"}
@@ -160,6 +161,7 @@ async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(start:
     for _ in range(2):
         answer = await worker.score("broken", [A])
         assert (answer["error"], answer["used_bytes"]) == ("forward_failed", 0)
+        assert answer["message"] == "FileNotFoundError: No such file or directory", "whoever asked reads it"
 
 
 async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_worker_too(start: Start) -> None:
@@ -173,6 +175,20 @@ async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_work
     assert "LookupError: there is no kind 'no such kind'" in (await worker.score("late", [A]))["message"]
     await worker.forget("late")
     assert (await worker.score("late", [A]))["message"] == "KeyError: 'late'"
+
+
+async def test_what_is_registered_anew_is_read_anew_also_from_the_same_place(start: Start, tmp_path: Path) -> None:
+    [files] = available(["minilm"])
+    (tmp_path / "weights").symlink_to(files.directory)
+    registered = replace(files, directory=tmp_path / "weights", registered_at=1.0)
+    worker = start()
+    await worker.offer(registered.spec)
+    assert "entries" in await worker.score("minilm", [A])
+    (tmp_path / "weights").unlink()
+    await worker.offer(registered.spec)
+    assert "entries" in await worker.score("minilm", [A]), "nobody registered it anew"
+    await worker.offer(replace(registered, registered_at=2.0).spec)
+    assert (await worker.score("minilm", [A]))["error"] == "forward_failed"
 
 
 @pytest.mark.slow

@@ -109,14 +109,22 @@ async def test_an_engine_is_released_though_what_it_answered_could_not_be_unders
         assert (desk.broken, desk.entries, judging.is_busy(0)) == (["order_failed"], {}, False)
 
 
-async def test_a_release_that_went_wrong_is_told_again_and_nothing_is_asked_meanwhile() -> None:
+@pytest.mark.parametrize("is_needed", [False, True], ids=["nobody needs it", "it is needed again at once"])
+async def test_a_release_that_went_wrong_is_told_again_or_its_engine_is_held_anew(is_needed: bool) -> None:
     async with judging_by(said, look_s=0.02) as (judging, desk):
-        desk.releasing, holds = Surprises(), []
-        desk.holding = lambda: holds.append(desk.released.is_set())
+        told, surprises = list[str](), Surprises()
+
+        def release() -> None:
+            told.append("release")
+            if surprises.armed and is_needed:
+                judge_texts(judging, "verdict: good")
+            surprises()
+
+        desk.releasing, desk.holding = release, lambda: told.append("hold")
         judge_texts(judging, "verdict: good")
         await asyncio.wait_for(desk.released.wait(), 5)
-        judge_texts(judging, "verdict: good")
-        await eventually(lambda: len(holds) == 2)
+        again = ["hold", "release"] if is_needed else ["release"]
+        assert (told, judging.is_busy(0)) == (["hold", "release", *again], False)
 
 
 async def test_what_nobody_foresaw_of_an_item_ends_its_action_and_releases_its_engine() -> None:

@@ -90,12 +90,14 @@ async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(sglang: 
 
 
 async def test_what_did_not_answer_to_sleep_or_refused_to_wake_is_unknown_and_told_nothing_more(
-    sglang: RunningEngine, last: LastOrder
+    sglang: RunningEngine, last: LastOrder, tmp_path: Path
 ) -> None:
     engine = driver_of(sglang, last)
     await sglang.tell(slow_sleep_s=5.0)
     with pytest.raises(EngineTrouble, match="timed out"):
         await asyncio.to_thread(engine.sleep)
+    assert await is_awake(engine) is None
+    (tmp_path / "e.json").unlink()
     assert await is_awake(engine) is None
     engine.was_restarted()
     await sglang.tell(slow_sleep_s=0.0, wakes_that_fail=1)

@@ -142,15 +142,15 @@ def prepare(kind):
 def age_s():
     """Since this process began, or 0 where nobody says. The action's time has passed since then, also while it started.
 
-    An interpreter that stands ready forks one for each action.
+    Forked by an interpreter that was to stand ready and was late, it does not know of that one's start.
     """
     try:
         with open("/proc/self/stat") as stat:
             began = int(stat.read().rpartition(")")[2].split()[STARTTIME])
+        now = time.clock_gettime(CLOCK_BOOTTIME)
     except (OSError, ValueError, IndexError):
-        began = 0
-    now = time.clock_gettime(CLOCK_BOOTTIME)
-    return max(0.0, now - began / os.sysconf("SC_CLK_TCK")) if began else 0.0
+        return 0.0
+    return max(0.0, now - began / os.sysconf("SC_CLK_TCK"))
 
 
 def _error(code, message):
