@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
@@ -30,6 +32,49 @@ DIED = ("infra_error", "worker_died")
 async def rows(database: str) -> AsyncIterator[Rows]:
     async with rows_in(database) as rows:
         yield rows
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A service that is registered anew, and a manager that polls only when the test says so."""
+
+    gpu: Gpu
+    models: Path
+
+    async def register(self, source: str) -> None:
+        sql = "insert into services (name, kind, source) values ('twin', 'similarity', $1)"
+        await self.gpu.rows.execute("delete from services")
+        await self.gpu.rows.execute(sql, source)
+
+    async def polled(self) -> None:
+        """What is wished is carried out."""
+        await self.gpu.manager.poll()
+        await self.gpu.manager.registry.carry_out()
+
+    async def offered(self, **columns: Any) -> UUID:
+        slot, items = {"slots:twin": 1}, [{"text": "a", "reference": "r"}]
+        action = await self.gpu.granted(payload={"service": "twin", "items": items}, amounts=slot, **columns)
+        await self.gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=self.gpu.manager.epoch)
+        return action
+
+    @property
+    def sources(self) -> list[str]:
+        """What the worker was offered under the name, in order."""
+        return [Path(spec["directory"]).name for spec in self.gpu.worker.offered]
+
+
+@pytest_asyncio.fixture
+async def twin(rows: Rows, tmp_path: Path) -> AsyncIterator[Twin]:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    async with driving(rows, models=tmp_path) as gpu:
+        await gpu.manager._grants.stop_looking()
+        twin = Twin(gpu, tmp_path)
+        await twin.register("old")
+        await twin.polled()
+        await gpu.manager.poll()
+        yield twin
 
 
 @pytest_asyncio.fixture
@@ -207,35 +252,17 @@ async def test_more_than_there_are_slots_goes_back_to_the_queue(gpu: Gpu, rows: 
     assert (await rows.until_state(actions[-1], "queued"))["failures"] == 0
 
 
-async def test_what_was_registered_anew_is_scored_by_what_has_the_name_now(rows: Rows, tmp_path: Path) -> None:
+async def test_what_was_registered_anew_is_scored_by_what_has_the_name_now(twin: Twin, rows: Rows) -> None:
     """Its node has not polled since."""
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-
-    async def register(source: str) -> None:
-        sql = "insert into services (name, kind, source) values ('twin', 'similarity', $1)"
-        await rows.execute("delete from services")
-        await rows.execute(sql, source)
-
-    await register("old")
-    async with driving(rows, models=tmp_path, poll_busy_s=1.0, poll_idle_s=60) as gpu:
-        await gpu.manager.poll()
-        await eventually(lambda: len(gpu.worker.offered) == 1)
-        await gpu.manager.poll()
-        await register("new")
-        slot = {"slots:twin": 1}
-        items = [{"text": "a", "reference": "r"}]
-        action = await gpu.granted(payload={"service": "twin", "items": items}, amounts=slot)
-        await gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=gpu.manager.epoch)
-        await gpu.worker.answer_next()
-        assert [Path(spec["directory"]).name for spec in gpu.worker.offered] == ["old", "new"]
-        assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
-        (tmp_path / "new" / "config.json").unlink()
-        await register("new")
-        action = await gpu.granted(payload={"service": "twin", "items": items}, amounts=slot)
-        await gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=gpu.manager.epoch)
-        assert (await rows.until_state(action, "settled"))["reason"] == "service_changed"
+    await twin.register("new")
+    action = await twin.offered()
+    await twin.gpu.worker.answer_next()
+    assert twin.sources == ["old", "new"]
+    assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
+    (twin.models / "new" / "config.json").unlink()
+    await twin.register("new")
+    action = await twin.offered()
+    assert (await rows.until_state(action, "settled"))["reason"] == "service_changed"
 
 
 async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_same(gpu: Gpu, rows: Rows) -> None:
