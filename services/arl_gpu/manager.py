@@ -137,11 +137,10 @@ class Manager:
     async def poll(self) -> bool:
         await self._publish()
         before = self.fences
-        async with self._store.read() as tx:
-            held, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
+        held = await self._read()
         await self._grants.start_found(held, before=before)
         await self._grants.end_unwanted(held, before=before)
-        if self.registry.wished(wishes):
+        if self.registry.is_behind:
             self._grants.in_background(self.registry.carry_out())
         return bool(held)
 
@@ -182,9 +181,7 @@ class Manager:
     async def _launch_late(self, rows: Mapping[Fence, Row]) -> None:
         """Scored by what has the name now, and never by what had it before."""
         try:
-            async with self._store.read() as tx:
-                _, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
-            self.registry.wished(wishes)
+            await self._read()
             await self.registry.carry_out()
         except Exception:
             log.exception("what was registered could not be read")
@@ -218,6 +215,14 @@ class Manager:
         fence = fence_of(grant)
         self._held[fence] = frozenset(grant.amounts)
         self._ledger.take(fence, _NODE, grant.amounts)
+
+    async def _read(self) -> list[dict[str, Any]]:
+        """What this node holds by its rows. What is wished is known with it: it would be old after the next await."""
+        read = self.registry.next_read()
+        async with self._store.read() as tx:
+            held, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
+        self.registry.wished(wishes, read=read)
+        return held
 
     async def _publish(self) -> None:
         """What has changed since it was said."""

@@ -49,6 +49,8 @@ class Registry:
         self._owners, self._models = owners, models
         self._learn, self._is_idle = learn, is_idle
         self._wishes: dict[str, Wish] = {}
+        self._reads = self._taken = 0
+        """How often the wishes were read, and which of these reads is the one that is known."""
         self._offered = dict(self._along)
         self._pinned: set[str] = set()
         self._evicted: dict[str, float] = {}
@@ -82,10 +84,22 @@ class Registry:
         """One that is drained takes nothing new."""
         return {name: 0 if self._is_drained(name) else each for name in self._offered}
 
-    def wished(self, wishes: Sequence[Wish]) -> bool:
-        """Whether something is to be carried out."""
+    def next_read(self) -> int:
+        """To be asked for before the wishes are read, and told with what was read."""
+        self._reads += 1
+        return self._reads
+
+    def wished(self, wishes: Sequence[Wish], *, read: int) -> None:
+        """What began to be read before something that is known already may be older than that, and is dropped."""
+        if read < self._taken:
+            return
+        self._taken = read
         self._wishes = {wish.name: wish for wish in wishes}
         self._loaded = {name: at for name, at in self._loaded.items() if name in self._wishes}
+
+    @property
+    def is_behind(self) -> bool:
+        """Something is to be carried out, and nobody does that now."""
         return not self._busy.locked() and next(self._missing(), None) is not None
 
     async def carry_out(self) -> None:

@@ -1,5 +1,6 @@
 """The GPU manager on a real Postgres and a device that the test drives."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from support.gpu import MOVES, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in, store_of
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
+WAITING = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 EMPTY = {"states": {}, "used_bytes": 0, "moves": MOVES, "fitting": []}
 DIED = ("infra_error", "worker_died")
 
@@ -273,6 +275,23 @@ async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_sam
             text("select services::text as said from nodes where id = :id"), {"id": gpu.manager.node_id}
         )
     assert json.loads(row.said)[0]["health"] == "engine_stays: \N{REPLACEMENT CHARACTER}"
+
+
+async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(twin: Twin, rows: Rows) -> None:
+    """It waits, having read, for the row that it refuses."""
+    too_many = {"slots:twin": SLOTS + 1}
+    refused = await twin.gpu.granted("a", amounts=too_many)
+    async with rows.pool.acquire() as connection, connection.transaction():
+        await connection.execute("select from actions where id = $1 for update", refused)
+        poll = asyncio.create_task(twin.gpu.manager.poll())
+        await rows.until_value(1, WAITING)
+        await twin.register("new")
+        action = await twin.offered()
+        await twin.gpu.worker.answer_next()
+        assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
+    await poll
+    await twin.gpu.manager.registry.carry_out()
+    assert twin.sources == ["old", "new"]
 
 
 async def test_the_node_says_which_services_it_has_and_how_they_are(gpu: Gpu, rows: Rows) -> None:

@@ -39,7 +39,8 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
     registry = registry_of(tmp_path)
-    assert registry.wished([wish("bad"), wish("long", source="a" * 300), wish("good")])
+    registry.wished([wish("bad"), wish("long", source="a" * 300), wish("good")], read=registry.next_read())
+    assert registry.is_behind
     assert registry.health["bad"].startswith("bad_registration")
     assert "good" not in registry.health
 
@@ -75,8 +76,19 @@ class Owner:
 
 
 def carried_out(registry: Registry, *wishes: Wish) -> None:
-    if registry.wished(wishes):
+    registry.wished(wishes, read=registry.next_read())
+    if registry.is_behind:
         asyncio.run(registry.carry_out())
+
+
+def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(models: Path) -> None:
+    owner = Owner()
+    registry = registry_of(models, owner)
+    earlier, later = registry.next_read(), registry.next_read()
+    registry.wished([wish("a", registered_at=2.0)], read=later)
+    asyncio.run(registry.carry_out())
+    registry.wished([wish("a", registered_at=1.0)], read=earlier)
+    assert (registry.is_behind, registry.offers("a", 2.0)) == (False, True)
 
 
 def test_a_load_that_ends_its_worker_is_tried_once_and_holds_up_no_other_wish(models: Path) -> None:
