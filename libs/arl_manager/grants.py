@@ -219,15 +219,18 @@ class Grants(Generic[AnyReport]):
         try:
             rows = await self._hardware.load([fence.action_id for fence in fences])
         except Exception:
-            # Held and not launched, they would be seen by no poll again.
-            for fence in fences:
-                self._give_back(fence)
+            self.set_aside(fences)
             raise
         found = {Fence(row.id, row.grant_no): row for row in rows}
         for fence in fences:
             if fence not in found:
                 self._give_back(fence)
         await self._hardware.launch(found)
+
+    def set_aside(self, fences: Iterable[Fence]) -> None:
+        """Running by their rows, and not launched: held, they would be seen by no poll again. The next one has them."""
+        for fence in fences:
+            self._give_back(fence)
 
     async def kill(self, fences: Set[Fence]) -> None:
         """Each once."""

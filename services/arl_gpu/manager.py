@@ -5,6 +5,7 @@ is `arl_manager`'s. Nothing outlives this process, so each start is another epoc
 taken back by the scheduler.
 """
 
+import asyncio
 import json
 import logging
 import signal
@@ -84,6 +85,7 @@ class Manager:
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
+        self._publishing = asyncio.Lock()
         self._said: tuple[str, dict[str, int]] = "[]", {}
         self.failed: str | None = "the manager has not registered yet"
 
@@ -141,7 +143,7 @@ class Manager:
         await self._grants.start_found(held, before=before)
         await self._grants.end_unwanted(held, before=before)
         if self.registry.is_behind:
-            self._grants.in_background(self.registry.carry_out())
+            self._grants.in_background(self._carry_out())
         return bool(held)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
@@ -182,12 +184,24 @@ class Manager:
         """Scored by what has the name now, and never by what had it before."""
         try:
             await self._read()
-            await self.registry.carry_out()
         except Exception:
-            log.exception("what was registered could not be read")
-        for fence in self._launch(rows):
-            message = "its service was registered anew, and this node does not offer it now"
-            self._report(Report(fence=fence, outcome="infra_error", reason="service_changed", message=message))
+            log.exception("what is registered could not be read; what waits for it is left to the next poll")
+            self._grants.set_aside(rows)
+            return
+        try:
+            await self._carry_out()
+        except Exception:
+            log.exception("what is registered was not carried out")
+        for fence, row in self._launch(rows).items():
+            self._report(self._not_offered(fence, row))
+
+    def _not_offered(self, fence: Fence, row: Row) -> Report:
+        reason, _, said = self.registry.health.get(json.loads(row.payload)["service"], "").partition(": ")
+        if reason == "worker_died":
+            message = f"the worker died before it had its service: {said}"
+        else:
+            reason, message = "service_changed", "its service was registered anew, and this node does not offer it now"
+        return Report(fence=fence, outcome="infra_error", reason=reason, message=message)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         self.scoring.cancel(fences)
@@ -224,12 +238,18 @@ class Manager:
         self.registry.wished(wishes, read=read)
         return held
 
+    async def _carry_out(self) -> None:
+        """And say it at once: a slot of what is gone would be granted until the poll after the next."""
+        await self.registry.carry_out()
+        await self._publish()
+
     async def _publish(self) -> None:
-        """What has changed since it was said."""
-        if (self._described(), self._slots()) == self._said:
-            return
-        async with self._store.write() as tx:
-            await self._say(tx)
+        """What has changed since it was said. One at a time: what was described first is never written last."""
+        async with self._publishing:
+            if (self._described(), self._slots()) == self._said:
+                return
+            async with self._store.write() as tx:
+                await self._say(tx)
 
     async def _say(self, tx: WriteTx) -> None:
         services, slots = self._described(), self._slots()

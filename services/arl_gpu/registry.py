@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,9 +112,7 @@ class Registry:
                     log.warning("a wish was not carried out: %s", error)
 
     def _missing(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        wanted = self._along | {
-            wish.name: files for wish in self._wishes.values() if (files := self._registered(wish)) is not None
-        }
+        wanted = self._wanted()
         for name in sorted(self._offered.keys() - wanted.keys()):
             yield partial(self._forget, name)
         for name, files in sorted(wanted.items()):
@@ -125,6 +123,13 @@ class Registry:
             if (pinned := wish is not None and wish.pinned) != (name in self._pinned):
                 yield partial(self._pin, name, on=pinned)
             yield from self._moves(wish, wanted) if wish is not None else ()
+
+    def _wanted(self) -> dict[str, ServiceFiles]:
+        """What is registered has its name also where it isn't here: an action of it is not for what comes along."""
+        registered = [wish for wish in self._wishes.values() if wish.kind is not None]
+        names = {wish.name for wish in registered}
+        along = {name: files for name, files in self._along.items() if name not in names}
+        return along | {wish.name: files for wish in registered if (files := self._registered(wish)) is not None}
 
     def _moves(self, wish: Wish, wanted: Mapping[str, ServiceFiles]) -> Iterator[Callable[[], Awaitable[None]]]:
         """Off the device or onto it: of a drain and a load the later one holds, and the other is over."""
@@ -151,10 +156,11 @@ class Registry:
     async def _offer(self, files: ServiceFiles) -> None:
         if (before := self._offered.get(files.name)) is not None and before.device != files.device:
             await self._forget(files.name)
-        if files.name in self._pinned:  # of what it was, which may be an engine that stays
-            await self._pin(files.name, on=False)
-        for number, owner in self._owners_of(files):
-            self._heard(files.name, number, await owner.offer(files.spec))
+        with self._blamed(files.name):
+            if files.name in self._pinned:  # of what it was, which may be an engine that stays
+                await self._pin(files.name, on=False)
+            for number, owner in self._owners_of(files):
+                self._heard(files.name, number, await owner.offer(files.spec))
         self._offered[files.name] = files
 
     async def _forget(self, name: str) -> None:
@@ -195,14 +201,20 @@ class Registry:
         """
         self._loaded[name] = at
         for number, owner in self._owners_of(self._offered.get(name)):
-            try:
+            with self._blamed(name):
                 answer = await owner.restore(name)
-            except WorkerDied as error:
-                self._troubles[name] = f"worker_died: {error}"
-                raise
             self._heard(name, number, answer)
             if "error" not in answer:
                 break
+
+    @contextmanager
+    def _blamed(self, name: str) -> Iterator[None]:
+        """What a worker died under is the service's health."""
+        try:
+            yield
+        except WorkerDied as error:
+            self._troubles[name] = f"worker_died: {error}"
+            raise
 
     def _owners_of(self, files: ServiceFiles | None) -> list[tuple[int, Owner]]:
         """Of the devices that it may be on, with their numbers."""

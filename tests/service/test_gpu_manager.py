@@ -25,6 +25,7 @@ from support.gpu import MOVES, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in, store_of
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
+SLOTS_OF_MINILM = {"slots:minilm": SLOTS}
 WAITING = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 EMPTY = {"states": {}, "used_bytes": 0, "moves": MOVES, "fitting": []}
 DIED = ("infra_error", "worker_died")
@@ -292,6 +293,38 @@ async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(tw
     await poll
     await twin.gpu.manager.registry.carry_out()
     assert twin.sources == ["old", "new"]
+
+
+async def test_what_a_node_offers_no_more_is_not_granted_to_it_again(twin: Twin, rows: Rows) -> None:
+    await twin.register("elsewhere")
+    action = await twin.offered(retries=1)
+    assert (await rows.until_state(action, "queued"))["failures"] == 1
+    assert json.loads(await rows.value("select capacity::text from nodes")) == SLOTS_OF_MINILM
+    assert not twin.gpu.manager.take(GrantBody(id=action, grant_no=2, amounts={"slots:twin": 1}))
+
+
+async def test_a_worker_that_dies_of_what_was_registered_anew_is_the_reason_that_is_said(
+    twin: Twin, rows: Rows
+) -> None:
+    twin.gpu.worker.dies_of_offers = True
+    await twin.register("new")
+    action = await twin.offered()
+    assert (await rows.until_state(action, "settled"))["reason"] == "worker_died"
+
+
+async def test_an_action_waits_while_what_is_registered_can_not_be_read(twin: Twin, rows: Rows) -> None:
+    role = urlsplit(role_url(rows.owner_url, "gpu", "")).username
+    await twin.register("new")
+    await rows.execute(f"revoke select on services from {role}")
+    await rows.execute(f"grant select (name, kind, registered_at) on services to {role}")
+    action = await twin.offered()
+    await rows.until_state(action, "running")
+    await eventually(lambda: not twin.gpu.manager.fences)
+    await rows.execute(f"grant select on services to {role}")
+    await twin.polled()
+    await twin.gpu.worker.answer_next()
+    settled = await rows.until_state(action, "settled")
+    assert (settled["outcome"], settled["failures"], twin.sources) == ("ok", 0, ["old", "new"])
 
 
 async def test_the_node_says_which_services_it_has_and_how_they_are(gpu: Gpu, rows: Rows) -> None:

@@ -13,6 +13,7 @@ from arl_gpu.kinds.model import Item
 from arl_gpu.manager import Manager
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
+from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
 from arl_store.wake import Notifier
 from arl_wire.internal import GrantBody
@@ -35,6 +36,7 @@ class ScriptedWorker:
 
     def __init__(self) -> None:
         self.offered: list[dict[str, Any]] = []
+        self.dies_of_offers = False
         self._orders: asyncio.Queue[tuple[Items, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
 
     async def next_order(self) -> "tuple[Items, asyncio.Future[dict[str, Any]]]":
@@ -51,6 +53,8 @@ class ScriptedWorker:
         return await answer
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        if self.dies_of_offers:
+            raise WorkerDied("killed by the test")
         self.offered.append(spec)
         return NOTHING
 

@@ -10,7 +10,7 @@ import pytest
 
 from arl_gpu.registrations import NO_ENGINES, Wish
 from arl_gpu.registry import Registry
-from arl_gpu.services import longest
+from arl_gpu.services import ServiceFiles, longest
 from arl_gpu.worker_client import WorkerDied
 
 
@@ -194,6 +194,17 @@ def test_a_judge_that_can_not_be_asked_is_its_own_health(models: Path) -> None:
     options = {"judge": {"prompt": "no response", "pattern": "(a)", "words": {"a": 1}}}
     carried_out(registry, wish("a", kind="judge", source="qwen", options=options))
     assert (registry.health["a"].partition(":")[0], list(registry.judges)) == ("bad_registration", [])
+
+
+def test_a_name_that_is_registered_is_not_for_what_comes_along_also_where_its_files_are_not(models: Path) -> None:
+    own = ServiceFiles(name="a", kind="python", package="m:f", directory=Path(), max_tokens=None)
+    registry = Registry([own], [Owner()], models, learn=lambda number, answer: None, is_idle=lambda name: True)
+    carried_out(registry, wish("a", kind=None, source=None, pinned=True))
+    assert registry.slots(1) == {"a": 1}
+    carried_out(registry, wish("a", source="elsewhere"))
+    assert registry.slots(1) == {}
+    carried_out(registry)
+    assert registry.offers("a", None)
 
 
 @pytest.fixture
