@@ -58,6 +58,8 @@ class Manager:
         self._ledger = Ledger()
         self._held: dict[Fence, frozenset[str]] = {}
         """What each holds a slot of."""
+        self._late: set[Fence] = set()
+        """Those that wait for what was registered."""
         metrics = metrics or Metrics()
         judging = Judging(settings.engines, workers, lambda: self.registry.judges)
         self.scoring = Scoring(
@@ -156,6 +158,7 @@ class Manager:
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
         if late := self._launch(rows):
+            self._late.update(late)
             self._grants.in_background(self._launch_late(late))
 
     def _launch(self, rows: Mapping[Fence, Row]) -> dict[Fence, Row]:
@@ -186,14 +189,20 @@ class Manager:
             await self._read()
         except Exception:
             log.exception("what is registered could not be read; what waits for it is left to the next poll")
-            self._grants.set_aside(rows)
+            self._grants.set_aside(self._no_longer_late(rows))
             return
         try:
             await self._carry_out()
         except Exception:
             log.exception("what is registered was not carried out")
-        for fence, row in self._launch(rows).items():
+        for fence, row in self._launch(self._no_longer_late(rows)).items():
             self._report(self._not_offered(fence, row))
+
+    def _no_longer_late(self, rows: Mapping[Fence, Row]) -> dict[Fence, Row]:
+        """Without those that were killed meanwhile, and reported."""
+        still = {fence: row for fence, row in rows.items() if fence in self._late}
+        self._late -= still.keys()
+        return still
 
     def _not_offered(self, fence: Fence, row: Row) -> Report:
         reason, _, said = self.registry.health.get(json.loads(row.payload)["service"], "").partition(": ")
@@ -205,6 +214,9 @@ class Manager:
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         self.scoring.cancel(fences)
+        for fence in self._late.intersection(fences):
+            self._late.discard(fence)
+            self._report(Report(fence=fence, outcome="cancelled"))
 
     async def settle(self, reports: Sequence[Report]) -> Settled:
         async with self._store.statement() as tx:

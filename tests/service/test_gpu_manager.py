@@ -312,6 +312,19 @@ async def test_a_worker_that_dies_of_what_was_registered_anew_is_the_reason_that
     assert (await rows.until_state(action, "settled"))["reason"] == "worker_died"
 
 
+async def test_an_action_that_waits_for_what_was_registered_anew_can_be_cancelled(twin: Twin, rows: Rows) -> None:
+    twin.gpu.worker.may_offer.clear()
+    await twin.register("new")
+    action = await twin.offered()
+    await eventually(lambda: twin.sources == ["old", "new"])
+    await rows.unguarded(WISHED, action)
+    await twin.gpu.manager.poll()
+    assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
+    twin.gpu.worker.may_offer.set()
+    await twin.gpu.manager.registry.carry_out()
+    assert (twin.sources, twin.gpu.manager.scoring.jobs) == (["old", "new"], 0)
+
+
 async def test_an_action_waits_while_what_is_registered_can_not_be_read(twin: Twin, rows: Rows) -> None:
     role = urlsplit(role_url(rows.owner_url, "gpu", "")).username
     await twin.register("new")

@@ -37,6 +37,8 @@ class ScriptedWorker:
     def __init__(self) -> None:
         self.offered: list[dict[str, Any]] = []
         self.dies_of_offers = False
+        self.may_offer = asyncio.Event()
+        self.may_offer.set()
         self._orders: asyncio.Queue[tuple[Items, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
 
     async def next_order(self) -> "tuple[Items, asyncio.Future[dict[str, Any]]]":
@@ -53,9 +55,10 @@ class ScriptedWorker:
         return await answer
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        self.offered.append(spec)
+        await self.may_offer.wait()
         if self.dies_of_offers:
             raise WorkerDied("killed by the test")
-        self.offered.append(spec)
         return NOTHING
 
     async def forget(self, name: str) -> dict[str, Any]:
