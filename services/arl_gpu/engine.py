@@ -90,15 +90,13 @@ class Engine:
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
-        self._slept = is_asleep
-        """Of SGLang, which can't be asked: whether it was told to sleep last."""
+        self._slept: bool | None = is_asleep
+        """Of SGLang, which can't be asked: whether it was told to sleep last; None where it did not answer to that."""
         self._last = last
         self._process: str | None = None
         """Of SGLang, which one it was when it was asked last; the thread in which it wakes up can't ask."""
         self._is_sure = last is None or spec.family != "sglang"
         """False where nobody knows whether it sleeps: it counts as awake, and nobody uses it or tells it anything."""
-        self._is_unanswered = False
-        """SGLang was told something by this process, which did not hear of it."""
         self.refusal: str | None = None
         """Why it did not sleep when it was told to, until it is heard that it does or that it began anew."""
 
@@ -109,7 +107,6 @@ class Engine:
     def was_restarted(self) -> None:
         """Every engine is awake at its start."""
         self._slept, self._is_sure, self._process, self.refusal = False, True, None, None
-        self._is_unanswered = False
         if self.spec.family == "sglang":
             with suppress(EngineTrouble):  # what is kept there is another process's
                 self._keep(sleeps=False)
@@ -192,21 +189,20 @@ class Engine:
     def _recall(self) -> None:
         """What another told it, or what it did not answer; again while that is not known."""
         if self._last is not None:
-            slept = self._last.sleeps(self._which, asleep=None if self._is_unanswered else self._slept)
-            self._slept, self._is_sure = slept is True, slept is not None
-            self._is_unanswered = self._is_unanswered and slept is None
+            slept = self._last.sleeps(self._which, asleep=self._slept)
+            self._slept, self._is_sure = slept, slept is not None
 
     def _tell(self, path: str, *, within_s: float, sleeps: bool) -> None:
         """SGLang: until it answers with a success, nobody knows what it has done. It ends where it is told so twice."""
         self._keep(sleeps=None)
-        self._is_sure, self._slept, self._is_unanswered = False, False, True
+        self._is_sure, self._slept = False, None
         try:
             self._ask("POST", path, TAGS, within_s=within_s)
         except EngineUnreached:  # it was told nothing
-            self._is_sure, self._slept, self._is_unanswered = True, not sleeps, False
+            self._is_sure, self._slept = True, not sleeps
             self._keep(sleeps=not sleeps)
             raise
-        self._is_sure, self._slept, self._is_unanswered = True, sleeps, False
+        self._is_sure, self._slept = True, sleeps
         self._keep(sleeps=sleeps)
 
     def _keep(self, *, sleeps: bool | None) -> None:
