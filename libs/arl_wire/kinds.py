@@ -48,11 +48,13 @@ KINDS: Mapping[str, tuple[Form, ...]] = {
 def misfit(kind: str, items: Sequence[ScoreItem]) -> ValidationFailed | None:
     """What the first item that the kind does not take has too much or too little of."""
     forms = KINDS.get(kind, ())
+    taken = frozenset(map(frozenset, forms))
     for at, item in enumerate(items if forms else ()):
-        if any(item.given == frozenset(form) for form in forms):
+        given = item.given
+        if given in taken:
             continue
-        field = _wrong_field(item.given, forms)
-        verb = "has" if field in item.given else "has no"
+        field = _wrong_field(given, forms)
+        verb = "has" if field in given else "has no"
         message = f"item {at} {verb} {field}; a service of kind `{kind}` takes {shown_forms(kind)}"
         return ValidationFailed(message, errors=[FieldError(field=f"items.{at}.{field}", message=message)])
     return None

@@ -96,14 +96,17 @@ class ScoreItem(Strict):
 
     @property
     def characters(self) -> int:
-        texts = [self.text or "", self.reference or "", self.prompt or "", json.dumps(self.chat) if self.chat else ""]
-        texts += [each.content for each in self.messages or ()]
-        return sum(map(len, texts)) + CHARACTERS_PER_TOKEN * len(self.token_ids or ())
+        found = len(self.text or "") + len(self.reference or "") + len(self.prompt or "")
+        if self.messages is not None:
+            found += sum(len(each.content) for each in self.messages)
+        if self.chat:
+            found += len(json.dumps(self.chat))
+        return found + CHARACTERS_PER_TOKEN * len(self.token_ids or ())
 
     @property
     def given(self) -> frozenset[str]:
         """The names of what it has."""
-        return frozenset(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return frozenset([name for name, value in vars(self).items() if value is not None])
 
 
 class ItemError(BaseModel):

@@ -8,14 +8,18 @@ from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
+from pydantic import TypeAdapter
+
 from arl_admission.verified import is_verified, program
 from arl_core.model import Shape, slots_of
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
 from arl_wire.internal import AdmitItem, AskedFor, GangBody, QueuedAction
+from arl_wire.scores import ScoreItem
 
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
+ITEMS = TypeAdapter(list[ScoreItem])
 CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
 """What a node must enforce for each name that a client may require."""
 
@@ -169,7 +173,7 @@ def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, A
     if is_verified(action):
         return program(action)
     if action.kind == "score":
-        scored = {"service": action.service, "items": [item.model_dump(exclude_none=True) for item in action.items]}
+        scored = {"service": action.service, "items": ITEMS.dump_python(action.items, exclude_none=True)}
         return scored | ({"asked_for": [each.model_dump() for each in asked_for]} if asked_for else {})
     return {
         "argv": action.argv,

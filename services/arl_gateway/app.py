@@ -105,7 +105,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store, peers, admission_url=settings.admission_url)
-        app.state.offered, app.state.scores = Offered(app.state.rewards), scores
+        app.state.offered, app.state.scores = Offered(store), scores
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         for each in (peers, nodes, listener):
             await each.start()

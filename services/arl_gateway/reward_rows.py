@@ -1,4 +1,4 @@
-"""The statement about reward services."""
+"""The statements about reward services."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["is_there_a_cpu_node", "services_of_nodes", "wishes_of_services"]
+__all__ = ["is_there_a_cpu_node", "offered_services", "services_of_nodes", "wishes_of_services"]
 
 NODE_TTL_S = 10.0
 
@@ -37,6 +37,29 @@ WISHES_OF_SERVICES = text("""
 """)
 
 
+# A node may not have heard yet that it was removed, or removed and registered anew.
+OFFERED_SERVICES = text("""
+    with registered as (
+        select name, kind, options, extract(epoch from registered_at)::float8 as registered_at
+          from services
+         where kind is not null
+    ), on_nodes as (
+        select distinct on (name) s.value ->> 'name' as name, s.value ->> 'kind' as kind
+          from nodes as n
+          join jsonb_array_elements(n.services) as s on true
+          left join registered as r on r.name = s.value ->> 'name'
+         where not coalesce((s.value ->> 'registered')::boolean, false)
+            or (s.value ->> 'registered_at')::float8 = r.registered_at
+         order by name, n.name
+    )
+    select name, coalesce(r.kind, o.kind) as kind, coalesce(r.options::text, '{}') as options,
+           o.name is not null as is_on_a_node
+      from registered as r
+      full join on_nodes as o using (name)
+     order by name
+""")
+
+
 IS_THERE_A_CPU_NODE = text("""
     select exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
                     where n.kind = 'cpu'
@@ -48,6 +71,11 @@ IS_THERE_A_CPU_NODE = text("""
 async def is_there_a_cpu_node(tx: ReadTx) -> bool:
     """One that lives and takes new actions."""
     return bool((await tx.fetch(IS_THERE_A_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
+
+
+async def offered_services(tx: ReadTx) -> Sequence[Row]:
+    """One row for each that is registered or on a node, however it is there."""
+    return await tx.fetch(OFFERED_SERVICES, {})
 
 
 async def wishes_of_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:

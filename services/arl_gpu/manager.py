@@ -9,6 +9,8 @@ import asyncio
 import json
 import logging
 import signal
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
@@ -36,6 +38,8 @@ from arl_wire.internal import GrantBody
 __all__ = ["Manager"]
 
 _NODE = 0
+COUNT_EVERY_S = 5.0
+"""At most: how much was scored is written with whatever else changes, and by itself no more often."""
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +92,8 @@ class Manager:
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
         self._publishing = asyncio.Lock()
-        self._said: tuple[str, dict[str, int]] = "[]", {}
+        self._said: tuple[list[dict[str, Any]], dict[str, int]] = [], {}
+        self._counted, self._counted_at = Counter[str](), float("-inf")
         self.failed: str | None = "the manager has not registered yet"
 
     @property
@@ -258,16 +263,26 @@ class Manager:
     async def _publish(self) -> None:
         """What has changed since it was said. One at a time: what was described first is never written last."""
         async with self._publishing:
-            if (self._described(), self._slots()) == self._said:
+            if (self._described(), self._slots()) == self._said and not self._is_to_count():
                 return
-            async with self._store.write() as tx:
+            async with self._store.statement() as tx:
                 await self._say(tx)
 
     async def _say(self, tx: WriteTx) -> None:
         services, slots = self._described(), self._slots()
-        await repository.publish_services(tx, services, json.dumps(slots), node_id=self.node_id, epoch=self.epoch)
+        counted, counted_at = self.scoring.scored.copy(), time.monotonic()
+        said = json.dumps([each | self._counts(each["name"]) for each in services])
+        await repository.publish_services(tx, said, json.dumps(slots), node_id=self.node_id, epoch=self.epoch)
         self._ledger.set_capacity(_NODE, slots)
         self._said = services, slots
+        self._counted, self._counted_at = counted, counted_at
+
+    def _is_to_count(self) -> bool:
+        """While scores are computed, they are more with each poll."""
+        return self.scoring.scored != self._counted and time.monotonic() - self._counted_at >= COUNT_EVERY_S
+
+    def _counts(self, service: str) -> dict[str, int]:
+        return {"batches": self.scoring.batches[service], "scores": self.scoring.scored[service]}
 
     def _slots(self) -> dict[str, int]:
         return {slots_of(name): count for name, count in self.registry.slots(self._settings.slots).items()}
@@ -278,27 +293,23 @@ class Manager:
     def _health(self, service: ServiceFiles) -> str:
         return self.scoring.health if service.engine is None else self._judging.health(service)
 
-    def _described(self) -> str:
+    def _described(self) -> list[dict[str, Any]]:
         states, health = self.scoring.states, self.registry.health
-        return json.dumps(
-            [
-                {
-                    "name": each.name,
-                    "kind": each.kind,
-                    "registered": each.registered_at is not None,
-                    "registered_at": each.registered_at,
-                    "model": each.package,
-                    "max_tokens": each.max_tokens,
-                    "device": _kind(self._settings),
-                    "slots": self._settings.slots,
-                    "state": states.get(each.name, Residence.COLD),
-                    "batches": self.scoring.batches[each.name],
-                    "scores": self.scoring.scored[each.name],
-                    "health": health.get(each.name) or self._health(each),
-                }
-                for each in self.registry.offered
-            ]
-        )
+        return [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "registered": each.registered_at is not None,
+                "registered_at": each.registered_at,
+                "model": each.package,
+                "max_tokens": each.max_tokens,
+                "device": _kind(self._settings),
+                "slots": self._settings.slots,
+                "state": states.get(each.name, Residence.COLD),
+                "health": health.get(each.name) or self._health(each),
+            }
+            for each in self.registry.offered
+        ]
 
 
 def _description(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ __all__ = ["Worker", "WorkerDied"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 """What numpy and torch ask, and the tokenizer."""
+TOKENS_BESIDE = "TOKENIZERS_PARALLELISM"
+"""Of texts beside each other; with one thread, the way to that thread and back is most of what it brings."""
 PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 STDERR = 2
 EXIT_S = 1.0
@@ -229,7 +231,7 @@ class Worker:
         config = replace(self._config, host=paths, held=held)
         argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        env |= dict.fromkeys(THREADS, str(self._threads))
+        env |= dict.fromkeys(THREADS, str(self._threads)) | {TOKENS_BESIDE: str(self._threads > 1).lower()}
         env |= {ENGINE_KEYS: json.dumps(self._engine_keys)} if self._engine_keys else {}
         return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))
 

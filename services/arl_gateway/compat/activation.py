@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from arl_gateway.offered import OfferedService
 from arl_wire.errors import FieldError, ValidationFailed
-from arl_wire.services import RewardService
 
 __all__ = ["as_wanted"]
 
@@ -12,7 +12,7 @@ ACTIVATED = frozenset({"classifier"})
 """Kinds that give probabilities where nothing else is said of a service."""
 
 
-def as_wanted(values: Sequence[float], service: RewardService, activation: bool | None) -> list[float]:
+def as_wanted(values: Sequence[float], service: OfferedService, activation: bool | None) -> list[float]:
     """As the service gives them where `activation` is None. Raises `ValidationFailed` for logits that are not known.
 
     A sigmoid of one label, a softmax of several, as vLLM has it.

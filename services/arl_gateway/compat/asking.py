@@ -43,7 +43,7 @@ async def score(
     items: Sequence[ScoreItem], place: Place, caller: Caller, request: Request, response: Response, *, within_s: float
 ) -> Sequence[Score]:
     """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time."""
-    if not place.service.nodes and not place.service.available:
+    if not place.service.is_anywhere:
         raise Unavailable(f"no node has {place.service.name} yet; try again", retry_after_s=UNAVAILABLE_S)
     scores: Scores = request.app.state.scores
     trace = trace_of(request)

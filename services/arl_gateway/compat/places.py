@@ -11,14 +11,13 @@ from typing import Any
 from fastapi import Request
 from pydantic import Field, ValidationError
 
-from arl_gateway.offered import Offered
+from arl_gateway.offered import Offered, OfferedService
 from arl_kit.app import validation_failed
 from arl_wire.actions import Name
 from arl_wire.base import Strict
 from arl_wire.errors import FieldError, NotFound
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
-from arl_wire.services import RewardService
 
 __all__ = ["Place", "place_of"]
 
@@ -29,7 +28,7 @@ HEADER = "tangram-"
 class Place:
     """A service that there is, and whose the request is."""
 
-    service: RewardService
+    service: OfferedService
     task: str
     trajectory: str | None
     step: int | None
@@ -74,12 +73,12 @@ def _said(request: Request) -> _Said:
         raise validation_failed([{**each, "loc": ("query", *each["loc"])} for each in wrong]) from None
 
 
-async def _offered(request: Request, named: str | None) -> Sequence[RewardService]:
+async def _offered(request: Request, named: str | None) -> Sequence[OfferedService]:
     offered: Offered = request.app.state.offered
     return await offered.services(with_one=named)
 
 
-def _only(services: Sequence[RewardService], kinds: Sequence[str]) -> RewardService:
+def _only(services: Sequence[OfferedService], kinds: Sequence[str]) -> OfferedService:
     fitting = [each for each in services if each.kind in kinds and each.kind not in VERIFIERS]
     models = [each for each in services if each.kind not in VERIFIERS]
     for candidates in (fitting, models if not fitting else ()):
@@ -89,6 +88,6 @@ def _only(services: Sequence[RewardService], kinds: Sequence[str]) -> RewardServ
     raise _missing(f"{what}; name it in the path, /services/NAME/…", {each.name: each for each in services})
 
 
-def _missing(what: str, services: Mapping[str, RewardService]) -> NotFound:
+def _missing(what: str, services: Mapping[str, OfferedService]) -> NotFound:
     message = f"{what}; there is {', '.join(sorted(services)) or 'none'}"
     return NotFound(message, errors=[FieldError(field="service", message=message)])
