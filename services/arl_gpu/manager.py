@@ -38,8 +38,6 @@ from arl_wire.internal import GrantBody
 __all__ = ["Manager"]
 
 _NODE = 0
-COUNT_EVERY_S = 5.0
-"""At most: how much was scored is written with whatever else changes, and by itself no more often."""
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +277,8 @@ class Manager:
 
     def _is_to_count(self) -> bool:
         """While scores are computed, they are more with each poll."""
-        return self.scoring.scored != self._counted and time.monotonic() - self._counted_at >= COUNT_EVERY_S
+        counted_ago_s = time.monotonic() - self._counted_at
+        return self.scoring.scored != self._counted and counted_ago_s >= self._settings.count_every_s
 
     def _counts(self, service: str) -> dict[str, int]:
         return {"batches": self.scoring.batches[service], "scores": self.scoring.scored[service]}

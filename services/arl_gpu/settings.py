@@ -115,6 +115,9 @@ class GpuSettings(ManagerSettings):
     batch_limit_s: float = Field(
         default=120.0, gt=0, description="A worker that takes longer is started anew; what an engine takes counts apart"
     )
+    count_every_s: float = Field(
+        default=5.0, ge=0, description="How much was scored is written so often at most, unless something else changes"
+    )
     device_threads: int | None = Field(default=None, ge=1, description="Of a forward on the CPU device")
 
     @field_validator("services", mode="before")

@@ -278,6 +278,23 @@ async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_sam
     assert json.loads(row.said)[0]["health"] == "engine_stays: \N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.parametrize(("every_s", "counted"), [(0.0, [1, 2, 3]), (3600.0, [1, 1, 3])])
+async def test_how_much_was_scored_is_written_now_and_then_and_with_whatever_else_changes(
+    rows: Rows, every_s: float, counted: list[int]
+) -> None:
+    async with driving(rows, count_every_s=every_s) as gpu:
+        found = []
+        for health in ("ok", "ok", "worker_died"):
+            action = await gpu.granted("a")
+            await gpu.worker.answer_next()
+            await rows.until_state(action, "settled")
+            gpu.manager.scoring.health = health
+            await gpu.manager.poll()
+            [said] = json.loads(await rows.value("select services::text from nodes"))
+            found.append(said["scores"])
+    assert found == counted
+
+
 async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(twin: Twin, rows: Rows) -> None:
     """It waits, having read, for the row that it refuses."""
     too_many = {"slots:twin": SLOTS + 1}
