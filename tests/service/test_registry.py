@@ -8,11 +8,13 @@ import pytest
 from arl_admission import registry_rows
 from arl_gateway.auth import Caller
 from arl_gateway.keys import ROOT_PROJECT
+from arl_gateway.offered import Offered
 from arl_gateway.rewards import Rewards
 from arl_gpu import repository as polls
 from arl_kit.peers import Peers
 from arl_wire.errors import Conflict
 from arl_wire.internal import ChangeServiceWish, RemoveServiceAnswer
+from arl_wire.kinds import VERIFIERS
 from arl_wire.services import RegisterService, ServiceVerb
 from support.builders import EPOCH
 from support.rows import Rows, store_of
@@ -72,7 +74,10 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
             await rows.execute("update nodes set services = $2 where id = $1", node, json.dumps([said]))
 
         async def is_there() -> bool:
-            return bool((await rewards.get("minilm", ADMINISTRATOR)).available)
+            found = bool((await rewards.get("minilm", ADMINISTRATOR)).available)
+            [asked] = [each for each in await Offered(gateway).services() if each.name == "minilm"]
+            assert (asked.kind, asked.options, asked.is_anywhere) == ("relevance", {}, found)
+            return found
 
         await registered()
         await node_polls()
@@ -85,7 +90,22 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
         assert await is_there()
         async with store.write() as tx:
             await registry_rows.remove_service(tx, "minilm")
-        assert "minilm" not in {each.name for each in await rewards.all()}
+        assert "minilm" not in {each.name for each in [*await rewards.all(), *await Offered(gateway).services()]}
+
+
+async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_brings_along(
+    rows: Rows, shared: str
+) -> None:
+    for name, brought in (("one", BROUGHT), ("other", BROUGHT.replace("similarity", "classifier"))):
+        await rows.execute("update nodes set services = $2 where id = $1", await rows.node(name), brought)
+    async with store_of(shared, "gateway") as store:
+        before = await Offered(store).services()
+        sql = "insert into services (name, kind, source, options) values ('minilm', 'reranker', 's', $1)"
+        await rows.execute(sql, '{"activation": false}')
+        after = await Offered(store).services()
+    assert [each.kind for each in before if each.name == "minilm"] == ["similarity"]
+    assert [dict(each.options) for each in after if each.kind == "reranker"] == [{"activation": False}]
+    assert {each.name for each in after} == {"minilm", *VERIFIERS}
 
 
 class NothingRemoved:
