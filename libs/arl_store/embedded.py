@@ -41,6 +41,8 @@ _SETTINGS: Mapping[str, str] = {
     "max_wal_size": "512MB",
     "fsync": "on",
     "synchronous_commit": "on",
+    # Each commit writes its own log; the writer that looks for more wakes five times a second by default.
+    "wal_writer_delay": "1s",
     "full_page_writes": "on",
     "jit": "off",
     "io_method": "sync",

@@ -20,7 +20,7 @@ from arl_store.tx import Store
 
 __all__ = ["Learning"]
 
-KEEP_EVERY_S = 3.0
+KEEP_EVERY_S = 10.0
 """What is younger is lost with the leader."""
 KEPT_AT_ONCE = 500
 MISSED = 100
