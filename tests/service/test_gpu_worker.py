@@ -226,3 +226,23 @@ async def test_a_worker_killed_in_mid_restore_or_while_resident_is_followed_by_o
         again = await worker.score("minilm", [A])
         assert (again["entries"], again["used_bytes"]) == (first["entries"], first["used_bytes"])
     await worker.end()
+
+
+def faults_of(pid: int | None) -> int:
+    """Pages that it asked the kernel for."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another allocator")
+async def test_a_forward_works_in_the_memory_that_the_one_before_it_left() -> None:
+    spec = next(iter(available(["minilm"]))).spec
+    worker = Worker(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0)
+    text = "one of several texts, each of which has more than ten words"
+    items = [{"text": f"{number} {text}", "reference": f"{text} {number}"} for number in range(8)]
+    try:
+        await worker.score("minilm", items)
+        before = faults_of(worker.pid)
+        await worker.score("minilm", items)
+        assert faults_of(worker.pid) - before < 500
+    finally:
+        await worker.end()

