@@ -41,7 +41,7 @@ _SETTINGS: Mapping[str, str] = {
     "max_wal_size": "512MB",
     "fsync": "on",
     "synchronous_commit": "on",
-    # Each commit writes its own log; the writer that looks for more wakes five times a second by default.
+    # Only beats of nodes leave their log to the writer, and may lose 3 s of it. It would wake five times a second.
     "wal_writer_delay": "1s",
     "full_page_writes": "on",
     "jit": "off",

@@ -19,7 +19,8 @@ from arl_wire.scores import ScoreItem
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
-ITEMS = TypeAdapter(list[ScoreItem])
+_ITEMS = TypeAdapter(list[ScoreItem])
+"""For all items in one call."""
 CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
 """What a node must enforce for each name that a client may require."""
 
@@ -173,7 +174,7 @@ def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, A
     if is_verified(action):
         return program(action)
     if action.kind == "score":
-        scored = {"service": action.service, "items": ITEMS.dump_python(action.items, exclude_none=True)}
+        scored = {"service": action.service, "items": _ITEMS.dump_python(action.items, exclude_none=True)}
         return scored | ({"asked_for": [each.model_dump() for each in asked_for]} if asked_for else {})
     return {
         "argv": action.argv,

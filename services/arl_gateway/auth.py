@@ -1,5 +1,6 @@
 """Who is calling: an API key, looked up by its hash and remembered for a few seconds."""
 
+import asyncio
 import time
 from base64 import b64decode
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Keys:
         self._known: dict[bytes, tuple[float, Caller | None]] = {}
         """Until when, by the hash of the key."""
         self._revocations = 0
+        self._looking: dict[tuple[bytes, int], asyncio.Task[Caller | None]] = {}
+        """By the hash of the key and the revocations before: whoever comes after one does not ask with those before."""
 
     async def caller(self, authorization: str | None) -> Caller:
         key = _key_of(authorization or "")
@@ -58,11 +61,18 @@ class Keys:
             del self._known[digest]
 
     async def _lookup(self, digest: bytes) -> Caller | None:
-        now = time.monotonic()
         known = self._known.get(digest)
-        if known is not None and now < known[0]:
+        if known is not None and time.monotonic() < known[0]:
             return known[1]
-        revocations = self._revocations
+        asked = digest, self._revocations
+        if (looking := self._looking.get(asked)) is None:
+            # One look for all who come meanwhile: an answer to many calls is followed by as many calls at once.
+            looking = self._looking[asked] = asyncio.create_task(self._look(digest))
+            looking.add_done_callback(lambda _: self._looking.pop(asked, None))
+        return await asyncio.shield(looking)
+
+    async def _look(self, digest: bytes) -> Caller | None:
+        now, revocations = time.monotonic(), self._revocations
         async with self._store.read() as tx:
             row = await repository.key_by_hash(tx, digest)
         caller, until = None, now + self._cache_s

@@ -26,7 +26,7 @@ class OfferedService:
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_anywhere: bool
-    """Some node has it."""
+    """Some node says that it has it, whether that lives or not; of a verifier, a CPU node takes actions."""
 
 
 class Offered:

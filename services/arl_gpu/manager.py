@@ -91,7 +91,7 @@ class Manager:
         )
         self._publishing = asyncio.Lock()
         self._said: tuple[list[dict[str, Any]], dict[str, int]] = [], {}
-        self._counted, self._counted_at = Counter[str](), float("-inf")
+        self._counted, self._counted_at = self._counters(), float("-inf")
         self.failed: str | None = "the manager has not registered yet"
 
     @property
@@ -195,7 +195,7 @@ class Manager:
             self._grants.set_aside(self._no_longer_late(rows))
             return
         try:
-            await self._carry_out()
+            await self._offer_all()
         except Exception:
             log.exception("what is registered was not carried out")
         for fence, row in self._launch(self._no_longer_late(rows)).items():
@@ -254,8 +254,13 @@ class Manager:
         return held
 
     async def _carry_out(self) -> None:
+        await self._offer_all()
+        await self.registry.move_all()
+        await self._publish()
+
+    async def _offer_all(self) -> None:
         """And say it at once: a slot of what is gone would be granted until the poll after the next."""
-        await self.registry.carry_out()
+        await self.registry.offer_all()
         await self._publish()
 
     async def _publish(self) -> None:
@@ -268,7 +273,7 @@ class Manager:
 
     async def _say(self, tx: WriteTx) -> None:
         services, slots = self._described(), self._slots()
-        counted, counted_at = self.scoring.scored.copy(), time.monotonic()
+        counted, counted_at = self._counters(), time.monotonic()
         said = json.dumps([each | self._counts(each["name"]) for each in services])
         await repository.publish_services(tx, said, json.dumps(slots), node_id=self.node_id, epoch=self.epoch)
         self._ledger.set_capacity(_NODE, slots)
@@ -276,9 +281,12 @@ class Manager:
         self._counted, self._counted_at = counted, counted_at
 
     def _is_to_count(self) -> bool:
-        """While scores are computed, they are more with each poll."""
+        """Something was scored since that was last written, long enough ago."""
         counted_ago_s = time.monotonic() - self._counted_at
-        return self.scoring.scored != self._counted and counted_ago_s >= self._settings.count_every_s
+        return counted_ago_s >= self._settings.count_every_s and self._counters() != self._counted
+
+    def _counters(self) -> "tuple[Counter[str], Counter[str]]":
+        return self.scoring.batches.copy(), self.scoring.scored.copy()
 
     def _counts(self, service: str) -> dict[str, int]:
         return {"batches": self.scoring.batches[service], "scores": self.scoring.scored[service]}

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from arl_gpu.worker_client import WorkerDied
 __all__ = ["Owner", "Registry"]
 
 log = logging.getLogger(__name__)
+
+_Step = Callable[[], Awaitable[None]]
 
 
 class Owner(Protocol):
@@ -56,7 +58,7 @@ class Registry:
         self._evicted: dict[str, float] = {}
         """Which drain of it was carried out."""
         self._loaded: dict[str, float] = {}
-        self._busy = asyncio.Lock()
+        self._offering, self._moving = asyncio.Lock(), asyncio.Lock()
         self._troubles: dict[str, str] = {}
         self._stays: dict[str, str] = {}
         """What was to leave its device and did not, with what went wrong."""
@@ -100,18 +102,27 @@ class Registry:
     @property
     def is_behind(self) -> bool:
         """Something is to be carried out, and nobody does that now."""
-        return not self._busy.locked() and next(self._missing(), None) is not None
+        if self._offering.locked():
+            return False
+        if next(self._to_offer(), None) is not None:
+            return True
+        return not self._moving.locked() and next(self._to_move(), None) is not None
 
-    async def carry_out(self) -> None:
-        """All that is missing. What a dead worker had is known to the next one, and the poll comes again."""
-        async with self._busy:
-            for do in list(self._missing()):
-                try:
-                    await do()
-                except WorkerDied as error:
-                    log.warning("a wish was not carried out: %s", error)
+    async def offer_all(self) -> None:
+        """What is registered is offered, what is not is forgotten, and pins follow.
 
-    def _missing(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        That waits for the order that a device carries out, and for no engine that wakes up meanwhile.
+        """
+        async with self._offering:
+            await _do(self._to_offer())
+
+    async def move_all(self) -> None:
+        """What is to be on a device or off it; where somebody sees to that already, the next poll looks again."""
+        if not self._moving.locked():
+            async with self._moving:
+                await _do(self._to_move())
+
+    def _to_offer(self) -> Iterator[_Step]:
         wanted = self._wanted()
         for name in sorted(self._offered.keys() - wanted.keys()):
             yield partial(self._forget, name)
@@ -122,7 +133,11 @@ class Registry:
             wish = self._wishes.get(name)
             if (pinned := wish is not None and wish.pinned) != (name in self._pinned):
                 yield partial(self._pin, name, on=pinned)
-            yield from self._moves(wish, wanted) if wish is not None else ()
+
+    def _to_move(self) -> Iterator[_Step]:
+        for name, files in sorted(self._offered.items()):
+            if (wish := self._wishes.get(name)) is not None:
+                yield from self._moves(wish, files)
 
     def _wanted(self) -> dict[str, ServiceFiles]:
         """What is registered has its name also where it isn't here: an action of it is not for what comes along."""
@@ -131,16 +146,15 @@ class Registry:
         along = {name: files for name, files in self._along.items() if name not in names}
         return along | {wish.name: files for wish in registered if (files := self._registered(wish)) is not None}
 
-    def _moves(self, wish: Wish, wanted: Mapping[str, ServiceFiles]) -> Iterator[Callable[[], Awaitable[None]]]:
+    def _moves(self, wish: Wish, files: ServiceFiles) -> Iterator[_Step]:
         """Off the device or onto it: of a drain and a load the later one holds, and the other is over."""
         name, drained_at, load_asked = wish.name, wish.drained_at, wish.load_asked
         if drained_at is not None and (load_asked is None or load_asked <= drained_at):
             self._loaded[name] = drained_at
-            may_leave = self._may_leave(name, wanted) and self._is_idle(name)
-            if may_leave and self._evicted.get(name) != drained_at:
-                yield partial(self._evict, name, drained_at)
+            if self._may_leave(files) and self._evicted.get(name) != drained_at:
+                yield partial(self._evict, files, drained_at)
         elif load_asked is not None and self._loaded.get(name, -1.0) < load_asked:
-            yield partial(self._load, name, load_asked)
+            yield partial(self._load, files, load_asked)
 
     def _registered(self, wish: Wish) -> ServiceFiles | None:
         """None also where it can't be understood: one bad registration is no matter of the others'."""
@@ -178,14 +192,16 @@ class Registry:
             self._heard(name, number, await owner.pin(name, on=on))
         (self._pinned.add if on else self._pinned.discard)(name)
 
-    async def _evict(self, name: str, drained_at: float) -> None:
+    async def _evict(self, files: ServiceFiles, drained_at: float) -> None:
         """What is in use is asked again. Trouble is its health as long as it is drained; a new drain tries again."""
-        answers = []
-        for number, owner in self._owners_of(self._offered.get(name)):
-            answers.append(answer := await owner.evict(name))
+        name, trouble = files.name, list[Mapping[str, Any]]()
+        for number, owner in self._owners_of(files):
+            if not (self._is_still(files) and self._may_leave(files)):
+                return
+            answer = await owner.evict(name)
             self._learn(number, answer)
-        trouble = [answer for answer in answers if "error" in answer]
-        if any(answer["error"] == "busy" for answer in trouble):
+            trouble += [answer] if "error" in answer else []
+        if not self._is_still(files) or any(answer["error"] == "busy" for answer in trouble):
             return
         self._evicted[name] = drained_at
         self._stays.pop(name, None)
@@ -194,26 +210,37 @@ class Registry:
         else:
             self._stays[name] = f"{trouble[0]['error']}: {trouble[0]['message']}"
 
-    async def _load(self, name: str, at: float) -> None:
+    async def _load(self, files: ServiceFiles, at: float) -> None:
         """Onto the first device that has room. Where it fails, its health says why.
 
         One that its worker dies of is not asked for again: it would end the next worker, too.
         """
-        self._loaded[name] = at
-        for number, owner in self._owners_of(self._offered.get(name)):
-            with self._blamed(name):
-                answer = await owner.restore(name)
-            self._heard(name, number, answer)
+        if not self._is_still(files):
+            return
+        self._loaded[files.name] = at
+        for number, owner in self._owners_of(files):
+            with self._blamed(files.name):
+                answer = await owner.restore(files.name)
+            if not self._is_still(files):
+                self._learn(number, answer)
+                return
+            self._heard(files.name, number, answer)
             if "error" not in answer:
-                break
+                return
+
+    def _is_still(self, files: ServiceFiles) -> bool:
+        """While something was waited for, its name may have become another's, or nobody's."""
+        return self._offered.get(files.name) is files
 
     @contextmanager
     def _blamed(self, name: str) -> Iterator[None]:
-        """What a worker died under is the service's health."""
+        """What a worker died under is the service's health, and not that of what has its name since."""
+        before = self._offered.get(name)
         try:
             yield
         except WorkerDied as error:
-            self._troubles[name] = f"worker_died: {error}"
+            if self._offered.get(name) is before:
+                self._troubles[name] = f"worker_died: {error}"
             raise
 
     def _owners_of(self, files: ServiceFiles | None) -> list[tuple[int, Owner]]:
@@ -221,11 +248,11 @@ class Registry:
         device = files.device if files is not None else None
         return [(at, each) for at, each in enumerate(self._owners) if device in (None, at)]
 
-    def _may_leave(self, name: str, wanted: Mapping[str, ServiceFiles]) -> bool:
-        """Drained, and so is whatever else its engine serves."""
-        engine = wanted[name].engine
-        beside = [each.name for each in wanted.values() if engine is not None and each.engine == engine]
-        return all(self._is_drained(each) for each in (name, *beside))
+    def _may_leave(self, files: ServiceFiles) -> bool:
+        """Idle and drained, and so is whatever else its engine serves."""
+        engine = files.engine
+        beside = [each.name for each in self._offered.values() if engine is not None and each.engine == engine]
+        return self._is_idle(files.name) and all(self._is_drained(each) for each in (files.name, *beside))
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained_at is not None
@@ -236,3 +263,12 @@ class Registry:
             self._troubles[name] = f"{answer['error']}: {answer['message']}"
         else:
             self._troubles.pop(name, None)
+
+
+async def _do(missing: Iterable[_Step]) -> None:
+    """What a dead worker had is known to the next one, and the poll comes again."""
+    for step in list(missing):
+        try:
+            await step()
+        except WorkerDied as error:
+            log.warning("a wish was not carried out: %s", error)

@@ -27,7 +27,8 @@ TOKENS_BESIDE = "TOKENIZERS_PARALLELISM"
 """Of texts beside each other; with one thread, the way to that thread and back is most of what it brings."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Of glibc: what a forward frees stays for the next one. To have it from the kernel anew, page by page, is a sixth to a
-third of a forward on a CPU. Larger arrays, weights for instance, are given back as ever."""
+third of a forward on a CPU. A worker keeps up to 256 MiB so, beside the budgets of weights; larger arrays are given
+back."""
 PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 STDERR = 2
 EXIT_S = 1.0

@@ -82,7 +82,8 @@ class Learning:
         changes = self.estimates.changes(limit=KEPT_AT_ONCE)
         if not changes:
             return
-        self._kept_at = time.monotonic()
+        if len(changes) < KEPT_AT_ONCE:  # or there are more, for the next poll
+            self._kept_at = time.monotonic()
         try:
             async with self._store.write() as tx:
                 await repository.hold_term(tx, cell=leadership.cell, term=leadership.term)

@@ -52,7 +52,7 @@ class Twin:
     async def polled(self) -> None:
         """What is wished is carried out."""
         await self.gpu.manager.poll()
-        await self.gpu.manager.registry.carry_out()
+        await self.gpu.manager.registry.offer_all()
 
     async def offered(self, **columns: Any) -> UUID:
         slot, items = {"slots:twin": 1}, [{"text": "a", "reference": "r"}]
@@ -308,8 +308,27 @@ async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(tw
         await twin.gpu.worker.answer_next()
         assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
     await poll
-    await twin.gpu.manager.registry.carry_out()
+    await twin.gpu.manager.registry.offer_all()
     assert twin.sources == ["old", "new"]
+
+
+async def test_what_was_registered_anew_does_not_wait_for_what_is_loaded_meanwhile(twin: Twin, rows: Rows) -> None:
+    twin.gpu.worker.may_restore.clear()
+    try:
+        await rows.execute("insert into services (name, load_requested_at) values ('minilm', now())")
+        await twin.gpu.manager.poll()
+        await eventually(lambda: twin.gpu.manager.registry._moving.locked())
+        await rows.execute("delete from services where name = 'twin'")
+        await rows.execute("insert into services (name, kind, source) values ('twin', 'similarity', 'new')")
+        action = await twin.offered()
+        await twin.gpu.worker.answer_next()
+        assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
+        assert twin.gpu.manager.registry._moving.locked()
+        tasks = len(asyncio.all_tasks())
+        await twin.gpu.manager.poll()
+        assert len(asyncio.all_tasks()) == tasks, "one that waits for another"
+    finally:
+        twin.gpu.worker.may_restore.set()
 
 
 async def test_what_a_node_offers_no_more_is_not_granted_to_it_again(twin: Twin, rows: Rows) -> None:
@@ -338,7 +357,7 @@ async def test_an_action_that_waits_for_what_was_registered_anew_can_be_cancelle
     await twin.gpu.manager.poll()
     assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
     twin.gpu.worker.may_offer.set()
-    await twin.gpu.manager.registry.carry_out()
+    await twin.gpu.manager.registry.offer_all()
     assert (twin.sources, twin.gpu.manager.scoring.jobs) == (["old", "new"], 0)
 
 

@@ -240,7 +240,8 @@ async def test_a_forward_works_in_the_memory_that_the_one_before_it_left() -> No
     text = "one of several texts, each of which has more than ten words"
     items = [{"text": f"{number} {text}", "reference": f"{text} {number}"} for number in range(8)]
     try:
-        await worker.score("minilm", items)
+        for _ in range(2):
+            await worker.score("minilm", items)
         before = faults_of(worker.pid)
         await worker.score("minilm", items)
         assert faults_of(worker.pid) - before < 500

@@ -1,5 +1,6 @@
 """API keys through the public API: made, limited by their scopes, expired, revoked, and written down nowhere."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -15,6 +16,7 @@ from arl_gateway.app import build
 from arl_gateway.auth import Keys
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
+from arl_store.tx import Store
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of
 
@@ -221,6 +223,33 @@ class TestExpiry:
 
             assert not await is_refused()
             await rows.until(is_refused)
+
+
+class Counted:
+    """A store that counts who reads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.reads = store, 0
+
+    def read(self) -> Any:
+        self.reads += 1
+        return self._store.read()
+
+
+async def test_those_who_come_at_once_are_looked_up_once_and_those_after_a_revocation_anew(shared: str) -> None:
+    key = "tk_" + "o" * 32
+    await ensure_api_key(shared, "other", key)
+    async with store_of(shared, "gateway") as store:
+        counted = Counted(store)
+        keys = Keys(counted, cache_s=3600)  # type: ignore[arg-type]
+        coming = [asyncio.create_task(keys.caller(f"Bearer {key}")) for _ in range(8)]
+        await asyncio.sleep(0)
+        coming[0].cancel()
+        keys.forget(0)
+        late = [asyncio.create_task(keys.caller(f"Bearer {key}")) for _ in range(8)]
+        found = await asyncio.gather(*coming[1:], *late)
+    assert {each.project for each in found} == {"other"}
+    assert counted.reads == 2
 
 
 async def test_pages_have_every_key_once_newest_first(app: FastAPI, root: httpx.AsyncClient) -> None:

@@ -39,6 +39,8 @@ class ScriptedWorker:
         self.dies_of_offers = False
         self.may_offer = asyncio.Event()
         self.may_offer.set()
+        self.may_restore = asyncio.Event()
+        self.may_restore.set()
         self._orders: asyncio.Queue[tuple[Items, asyncio.Future[dict[str, Any]]]] = asyncio.Queue()
 
     async def next_order(self) -> "tuple[Items, asyncio.Future[dict[str, Any]]]":
@@ -62,6 +64,11 @@ class ScriptedWorker:
         return NOTHING
 
     async def forget(self, name: str) -> dict[str, Any]:
+        return NOTHING
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        """As of an engine that wakes up: other orders are answered meanwhile."""
+        await self.may_restore.wait()
         return NOTHING
 
     async def end(self) -> None:

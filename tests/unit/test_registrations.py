@@ -75,10 +75,15 @@ class Owner:
         return answer if self.trouble is None else {"error": self.trouble, "message": "it stays"}
 
 
+async def carry_out(registry: Registry) -> None:
+    await registry.offer_all()
+    await registry.move_all()
+
+
 def carried_out(registry: Registry, *wishes: Wish) -> None:
     registry.wished(wishes, read=registry.next_read())
     if registry.is_behind:
-        asyncio.run(registry.carry_out())
+        asyncio.run(carry_out(registry))
 
 
 def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(models: Path) -> None:
@@ -86,9 +91,53 @@ def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(model
     registry = registry_of(models, owner)
     earlier, later = registry.next_read(), registry.next_read()
     registry.wished([wish("a", registered_at=2.0)], read=later)
-    asyncio.run(registry.carry_out())
+    asyncio.run(carry_out(registry))
     registry.wished([wish("a", registered_at=1.0)], read=earlier)
     assert (registry.is_behind, registry.offers("a", 2.0)) == (False, True)
+
+
+class SlowOwner(Owner):
+    """What is brought to its device or off it takes until the test says so."""
+
+    def __init__(self, *deadly: str) -> None:
+        super().__init__(*deadly)
+        self.moving, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        self.moving.set()
+        await self.may_end.wait()
+        await super().restore(name)
+        return {"error": "wake_failed", "message": "it would not wake"}
+
+    async def evict(self, name: str) -> dict[str, Any]:
+        self.moving.set()
+        await self.may_end.wait()
+        return await super().evict(name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "deadly"), [({"load_asked": 1.0}, ()), ({"load_asked": 1.0}, ("restore a",)), ({"drained_at": 1.0}, ())]
+)
+async def test_what_is_registered_waits_for_no_move_and_inherits_nothing_of_one(
+    models: Path, asked: dict[str, float], deadly: tuple[str, ...]
+) -> None:
+    owner = SlowOwner(*deadly)
+    owner.trouble = "engine_stays"
+    registry = registry_of(models, owner)
+    registry.wished([wish("a", **asked), wish("b", **asked)], read=registry.next_read())
+    await registry.offer_all()
+    moving = asyncio.create_task(registry.move_all())
+    await owner.moving.wait()
+    registry.wished([wish("a", registered_at=2.0, drained_at=2.0)], read=registry.next_read())
+    assert registry.is_behind
+    await registry.offer_all()
+    assert (registry.offers("a", 2.0), registry.offers("b", 1.0)) == (True, False)
+    assert not registry.is_behind, "somebody moves"
+    owner.may_end.set()
+    await moving
+    assert [order for order in owner.orders if order in ("restore b", "evict b")] == [], "it is gone"
+    assert registry.health == {}
+    assert registry.is_behind, "the new one is drained, and was not evicted"
 
 
 def test_a_load_that_ends_its_worker_is_tried_once_and_holds_up_no_other_wish(models: Path) -> None:

@@ -152,6 +152,7 @@ def _environment(path: str, threads: int) -> dict[str, str]:
         (modules / name).symlink_to(spec.submodule_search_locations[0])
     given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     given |= {"PYTHONPATH": str(modules), "TMPDIR": path}
+    given |= {"TOKENIZERS_PARALLELISM": str(threads > 1).lower()}
     return given | dict.fromkeys(THREADS, str(threads)) | ALLOCATOR
 
 
