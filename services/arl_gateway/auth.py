@@ -68,8 +68,13 @@ class Keys:
         if (looking := self._looking.get(asked)) is None:
             # One look for all who come meanwhile: an answer to many calls is followed by as many calls at once.
             looking = self._looking[asked] = asyncio.create_task(self._look(digest))
-            looking.add_done_callback(lambda _: self._looking.pop(asked, None))
+            looking.add_done_callback(lambda done: self._looked(asked, done))
         return await asyncio.shield(looking)
+
+    def _looked(self, asked: tuple[bytes, int], done: "asyncio.Task[Caller | None]") -> None:
+        self._looking.pop(asked, None)
+        if not done.cancelled():
+            done.exception()  # is for those who wait, if any still do
 
     async def _look(self, digest: bytes) -> Caller | None:
         now, revocations = time.monotonic(), self._revocations

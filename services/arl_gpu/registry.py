@@ -136,7 +136,9 @@ class Registry:
 
     def _to_move(self) -> Iterator[_Step]:
         for name, files in sorted(self._offered.items()):
-            if (wish := self._wishes.get(name)) is not None:
+            wish = self._wishes.get(name)
+            # It may be about what has this name next, and is not offered yet.
+            if wish is not None and files.registered_at == (wish.registered_at if wish.kind is not None else None):
                 yield from self._moves(wish, files)
 
     def _wanted(self) -> dict[str, ServiceFiles]:
@@ -252,7 +254,7 @@ class Registry:
         """Idle and drained, and so is whatever else its engine serves."""
         engine = files.engine
         beside = [each.name for each in self._offered.values() if engine is not None and each.engine == engine]
-        return self._is_idle(files.name) and all(self._is_drained(each) for each in (files.name, *beside))
+        return all(self._is_idle(each) and self._is_drained(each) for each in (files.name, *beside))
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained_at is not None

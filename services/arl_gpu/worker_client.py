@@ -26,8 +26,8 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_
 TOKENS_BESIDE = "TOKENIZERS_PARALLELISM"
 """Of texts beside each other; with one thread, the way to that thread and back is most of what it brings."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""Of glibc: what a forward frees stays for the next one. To have it from the kernel anew, page by page, is a sixth to a
-third of a forward on a CPU. A worker keeps up to 256 MiB so, beside the budgets of weights; larger arrays are given
+"""Of glibc: what a forward frees stays for the next one. To have it from the kernel anew, page by page, is a tenth to a
+quarter of a forward on a CPU. A worker keeps up to 256 MiB so, beside the budgets of weights; larger arrays are given
 back."""
 PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 STDERR = 2

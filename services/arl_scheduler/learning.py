@@ -91,6 +91,7 @@ class Learning:
         except TermLost:
             raise
         except Exception:
+            self._kept_at = time.monotonic()  # or the next poll, and each after it, would end here, too
             self.estimates.changed_again(changes)
             raise
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -233,7 +234,7 @@ def faults_of(pid: int | None) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
-@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another allocator")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 async def test_a_forward_works_in_the_memory_that_the_one_before_it_left() -> None:
     spec = next(iter(available(["minilm"]))).spec
     worker = Worker(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0)

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -10,6 +12,10 @@ import pytest_asyncio
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Demand, Shape
 from arl_scheduler.estimate_rows import Run
+from arl_scheduler.leader import Leadership
+from arl_scheduler.learning import KEPT_AT_ONCE, Learning
+from arl_store.tx import Store
+from support.builders import a_class
 from support.rows import AMOUNTS, Rows, rows_in
 from support.scheduler import leading
 
@@ -124,3 +130,21 @@ async def test_what_nobody_has_run_for_long_is_forgotten(rows: Rows) -> None:
         await rows.execute(sql, key, age)
     async with leading(rows):
         await rows.until_value([2], "select array_agg(class_key) from class_estimates")
+
+
+class Failing:
+    """A store that can't be written to."""
+
+    def write(self) -> None:
+        raise OSError("no room")
+
+
+async def test_a_write_that_fails_holds_up_one_poll_and_not_those_that_follow() -> None:
+    learning = Learning(cast(Store, Failing()))
+    for key in range(KEPT_AT_ONCE):
+        learning.estimates.observe(a_class(key), amount=1000, run_s=1.0)
+    leadership = cast(Leadership, SimpleNamespace(cell=0, term=1))
+    with pytest.raises(OSError, match="no room"):
+        await learning.keep(leadership)
+    await learning.keep(leadership)
+    assert len(learning.estimates.changes(limit=KEPT_AT_ONCE)) == KEPT_AT_ONCE

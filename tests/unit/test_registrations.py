@@ -140,6 +140,18 @@ async def test_what_is_registered_waits_for_no_move_and_inherits_nothing_of_one(
     assert registry.is_behind, "the new one is drained, and was not evicted"
 
 
+async def test_a_load_is_of_what_has_the_name_then_and_not_of_what_had_it_before(models: Path) -> None:
+    owner = Owner()
+    registry = registry_of(models, owner)
+    registry.wished([wish("a")], read=registry.next_read())
+    await registry.offer_all()
+    registry.wished([wish("a", registered_at=2.0, load_asked=3.0)], read=registry.next_read())
+    await registry.move_all()
+    assert "restore a" not in owner.orders
+    await carry_out(registry)
+    assert owner.orders == ["offer a", "offer a", "restore a"]
+
+
 def test_a_load_that_ends_its_worker_is_tried_once_and_holds_up_no_other_wish(models: Path) -> None:
     owner = Owner("restore a")
     registry = registry_of(models, owner)
