@@ -17,6 +17,7 @@ from arl_gpu.kinds.model import Item
 from arl_gpu.messages import STEP, checked, read, write
 from arl_gpu.residency import Moves
 from arl_gpu.worker import ENGINE_KEYS, Config
+from arl_kit.passed_on import passed_on
 from arl_store.child import spawn
 
 __all__ = ["Worker", "WorkerDied"]
@@ -29,7 +30,6 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": 
 """Of glibc: what a forward frees stays for the next one. To have it from the kernel anew, page by page, is a tenth to a
 quarter of a forward on a CPU. A worker keeps up to 256 MiB so, beside the budgets of weights; larger arrays are given
 back."""
-PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 STDERR = 2
 EXIT_S = 1.0
 """Its end of the channel is closed a little before its exit code is there."""
@@ -234,8 +234,8 @@ class Worker:
         held = tuple(sorted(engine for engine, _ in self._holders))
         config = replace(self._config, host=paths, held=held)
         argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
-        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        env |= dict.fromkeys(THREADS, str(self._threads)) | {TOKENS_BESIDE: str(self._threads > 1).lower()} | ALLOCATOR
+        env = passed_on(os.environ, devices=True) | ALLOCATOR
+        env |= dict.fromkeys(THREADS, str(self._threads)) | {TOKENS_BESIDE: str(self._threads > 1).lower()}
         env |= {ENGINE_KEYS: json.dumps(self._engine_keys)} if self._engine_keys else {}
         return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))
 

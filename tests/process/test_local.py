@@ -23,6 +23,7 @@ from support.conditions import eventually, is_running
 
 MACHINE = [sys.executable, str(Path(__file__).parents[1] / "support" / "dummy_machine.py")]
 TANGRAM = [sys.executable, "-m", "arl_tangram.cli"]
+SAID = {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/opt/driver", "WANDB_API_KEY": "secret"}
 EVERYBODY = {"postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "gateway"}
 
 
@@ -40,7 +41,7 @@ class Machine:
 
     async def up(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         argv = [*MACHINE, "--dir", str(self.directory), "--unsafe-local", *arguments]
-        supervisor = self._supervisor = subprocess.Popen(argv, stdin=stdin)
+        supervisor = self._supervisor = subprocess.Popen(argv, stdin=stdin, env={**os.environ, **SAID})
         await eventually(lambda: self.is_ready or supervisor.poll() is not None)
         assert supervisor.returncode is None
         return supervisor
@@ -113,6 +114,14 @@ class TestUp:
         urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.endpoints()}
         assert len(urls) == 5
         assert "TANGRAM_LAUNCHER_SOCKET" not in told["gateway"] | told["admission"] | told["scheduler"]
+
+    def test_who_computes_on_devices_is_told_which_are_the_jobs_and_nobody_is_told_a_secret(
+        self, ready: Machine
+    ) -> None:
+        told = {name: ready.environment_of(name) for name in EVERYBODY}
+        assert {name for name in EVERYBODY if told[name].get("CUDA_VISIBLE_DEVICES") == "1"} == {"gpu"}
+        assert {name for name in EVERYBODY if told[name].get("LD_LIBRARY_PATH") == "/opt/driver"} == {"gpu"}
+        assert not any("WANDB_API_KEY" in environment for environment in told.values())
 
     @pytest.mark.parametrize(
         ("service", "callers"),

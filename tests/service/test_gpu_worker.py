@@ -101,6 +101,18 @@ async def test_any_text_arrives_as_it_is(start: Start, text: str) -> None:
     assert answer["entries"] == [{"score": text}]
 
 
+async def test_a_worker_is_told_which_gpus_are_its_jobs_and_where_libraries_are_and_no_secret(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/opt/driver", "NCCL_DEBUG": "WARN"}
+    for name, value in {**said, "TANGRAM_SERVICE_TOKEN": "secret", "WANDB_API_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    answer = await start(GOOD.replace('float(len(item["text"]))', "dict(os.environ)")).score("minilm", [A])
+    told = answer["entries"][0]["score"]
+    assert told.items() >= said.items()
+    assert "secret" not in told.values()
+
+
 async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_order(start: Start) -> None:
     worker = start(STOPPED, limit_s=0.5)
     async with dying(worker, "did not answer within 0.5 s"):

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from arl_kit.local.state_dir import StateDir
+from arl_kit.passed_on import passed_on
 from arl_kit.supervisor import ProcessSpec
 
 __all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan", "process_names"]
@@ -28,7 +29,6 @@ CALLERS = {
     "gateway": (),
 }
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "cpu-launcher": 4}
-_PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
 _LIMITS = {
     "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
     "cpu": ("TANGRAM_SNAPSHOTS_MIB", "TANGRAM_POLICY", "TANGRAM_RESOURCES"),
@@ -118,7 +118,7 @@ class Plan:
 
     def _launcher(self) -> ProcessSpec:
         env = {
-            **self._passed_on(),
+            **passed_on(self.environment),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_LAUNCHER_DIR": str(self.state.path / "launcher"),
             "TANGRAM_DRIVER": self.options.driver,
@@ -134,7 +134,8 @@ class Plan:
         service = _service_of(name)
         tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[service]}
         env = {
-            **self._passed_on(telemetry=True),
+            **passed_on(self.environment, devices=service == "gpu"),
+            **{name: value for name, value in self.environment.items() if name.startswith("OTEL_")},
             "TANGRAM_HOST": self._host_of(name),
             "TANGRAM_PORT": str(self.ports[name]),
             "TANGRAM_DATABASE_URL": self.database_urls[service],
@@ -178,13 +179,6 @@ class Plan:
 
     def _host_of(self, name: str) -> str:
         return self.options.host if name == "gateway" else _LOOPBACK
-
-    def _passed_on(self, *, telemetry: bool = False) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in self.environment.items()
-            if name in _PASSED_ON or (telemetry and name.startswith("OTEL_"))
-        }
 
 
 def process_names(nodes: int) -> tuple[str, ...]:
