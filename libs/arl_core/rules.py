@@ -9,6 +9,7 @@ class Rule(StrEnum):
     """Why a queued action does not run. Each is said where none above it holds."""
 
     QUEUE_PAUSED = "queue_paused"  # nothing of its task starts
+    TASK_AT_QUOTA = "task_at_quota"  # as many of its task run as its quota allows
     ENVIRONMENT_BUSY = "environment_busy"  # others come before it in its environment, or that is ending
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no node there is could ever run it

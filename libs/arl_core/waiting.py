@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from uuid import UUID
 from weakref import ReferenceType, ref
 
 from arl_core.model import ActionClass, Shape, Waiting
+from arl_core.quotas import Left, allowed
 
 __all__ = ["PIECE", "SENIORITY_S", "Bucket", "BucketKey", "Entry", "WaitingIndex", "Walk", "arrival_order", "came"]
 
@@ -246,9 +247,13 @@ class Walk:
 
 
 class WaitingIndex:
-    """All waiting actions. Each id is in at most one bucket."""
+    """All waiting actions. Each id is in at most one bucket. Who goes through it does not see what a quota holds back.
 
-    def __init__(self) -> None:
+    `left`: what tasks that have a quota may still start, by task; it may change between rounds.
+    """
+
+    def __init__(self, left: Mapping[int, Left] | None = None) -> None:
+        self._left = left if left is not None else {}
         self._nodes: dict[int | None, dict[BucketKey, Bucket]] = {}
         self._tasks: dict[int, dict[BucketKey, Bucket]] = {}
         self._on_devices: dict[BucketKey, Bucket] = {}
@@ -271,18 +276,26 @@ class WaitingIndex:
 
     def on(self, node: int | None) -> Iterator[Bucket]:
         """Of the actions that can only start there; of None, of those whose node is not chosen yet."""
-        return iter(self._nodes.get(node, {}).values())
+        return iter(self._allowed(self._nodes.get(node, {}).values()))
 
     def buckets(self) -> Iterator[Bucket]:
-        return (bucket for buckets in self._nodes.values() for bucket in buckets.values())
+        return (bucket for buckets in self._nodes.values() for bucket in self._allowed(buckets.values()))
 
     def on_devices(self) -> Collection[Bucket]:
         """Of what needs whole devices."""
-        return self._on_devices.values()
+        return self._allowed(self._on_devices.values())
 
     def by_task(self) -> dict[int, Iterable[Bucket]]:
         """Of what does not need whole devices."""
-        return {task: buckets.values() for task, buckets in self._tasks.items()}
+        return {task: self._allowed(buckets.values()) for task, buckets in self._tasks.items()}
+
+    def is_allowed(self, bucket: Bucket) -> bool:
+        """Whether its first one, and all that start with that, are within the quotas of their tasks."""
+        first = bucket.first
+        return allowed(self._left, ((each.task, each.cls.demand.minimum) for each in (first, *first.together)))
+
+    def _allowed(self, buckets: Collection[Bucket]) -> Collection[Bucket]:
+        return [bucket for bucket in buckets if self.is_allowed(bucket)] if self._left else buckets
 
     def cores_needed(self) -> Collection[int]:
         """What buckets of `by_task` need at least, in milli-cores, each once."""

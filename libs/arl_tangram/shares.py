@@ -7,7 +7,7 @@ from arl_tangram import administering
 from arl_tangram.operations import Operation
 from arl_wire.plans import CapacityPlan, PlanQuestion
 from arl_wire.projects import ChangeProject, Project
-from arl_wire.queues import ChangeQueue, Queue
+from arl_wire.queues import ChangeQueue, Queue, Quota
 from arl_wire.stragglers import Straggler
 
 __all__ = ["AsyncShares", "Shares"]
@@ -36,6 +36,10 @@ class Shares:
     def weigh_queue(self, task: str, weight: float) -> Queue:
         """Its share beside the other tasks of our project, 0.01 to 100; 1 at first."""
         return self._change_queue(task, ChangeQueue(weight=weight))
+
+    def quota_queue(self, task: str, quota: Quota | None) -> Queue:
+        """How many actions of a task may run at once; None: as many as find room. What runs already goes on."""
+        return self._change_queue(task, ChangeQueue(quota=quota))
 
     def projects(self) -> list[Project]:
         """All, with a key of project `default`; ours with any other."""
@@ -80,6 +84,9 @@ class AsyncShares:
 
     async def weigh_queue(self, task: str, weight: float) -> Queue:
         return await self._change_queue(task, ChangeQueue(weight=weight))
+
+    async def quota_queue(self, task: str, quota: Quota | None) -> Queue:
+        return await self._change_queue(task, ChangeQueue(quota=quota))
 
     async def projects(self) -> list[Project]:
         return await self._run(administering.list_projects(patience_s=self._patience_s))

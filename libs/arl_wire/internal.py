@@ -9,6 +9,7 @@ from arl_wire.actions import SubmitAction
 from arl_wire.errors import Problem
 from arl_wire.explain import WaitExplanation
 from arl_wire.plans import PlanQuestion
+from arl_wire.queues import Quota
 from arl_wire.scores import ServiceName
 from arl_wire.services import RegisterService, ServiceVerb
 
@@ -277,7 +278,9 @@ class DeleteSnapshotWish(BaseModel):
 
 
 class ChangeQueueWish(BaseModel):
-    """Of a task's queue. With `limits`, how many may wait (None: as many as the default); others None: as it is."""
+    """Of a task's queue. With `limits`, how many may wait (None: as many as the default), with `sets_quota`, how many
+    may run (None: as many as find room); others None: as it is.
+    """
 
     project_id: int
     task: str
@@ -285,6 +288,8 @@ class ChangeQueueWish(BaseModel):
     max_queued: int | None
     paused: bool | None
     weight: float | None
+    sets_quota: bool = False
+    quota: Quota | None = None
 
 
 class ChangeProjectWish(BaseModel):

@@ -4,10 +4,34 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["ChangeQueue", "Queue", "QueueList", "Weight"]
+from arl_wire.base import Strict
+from arl_wire.kinds import VERIFIERS
+from arl_wire.scores import ServiceName
+
+__all__ = ["ChangeQueue", "Queue", "QueueList", "Quota", "Weight"]
 
 Weight = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)]
 """A share beside others: twice the weight, twice the share where both want more than there is."""
+
+
+_Most = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Quota(Strict):
+    """How many of a task's actions may run at once, at most, however much is free."""
+
+    running: _Most | None = Field(default=None, description="Actions that are granted or running, of all kinds")
+    services: dict[ServiceName, _Most] = Field(
+        default_factory=dict, max_length=256, description="Of these, those that a reward service scores, by its name"
+    )
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.running is None and not self.services:
+            raise ValueError("name what it limits: `running` or `services`; null takes a quota away")
+        if verifiers := sorted(self.services.keys() & VERIFIERS.keys()):
+            raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
+        return self
 
 
 class ChangeQueue(BaseModel):
@@ -30,17 +54,25 @@ class ChangeQueue(BaseModel):
     weight: Weight | None = Field(
         default=None, description="Its share beside the other queues of its project; 1 at first"
     )
+    quota: Quota | None = Field(
+        default=None, description="Instead of the one that it has; what runs already goes on. null: none any more"
+    )
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("name what to change: `max_queued`, `paused` or `weight`")
+            raise ValueError("name what to change: `max_queued`, `paused`, `weight` or `quota`")
         return self
 
     @property
     def limits(self) -> bool:
         """Whether the limit is to be changed; null is a change too."""
         return "max_queued" in self.model_fields_set
+
+    @property
+    def sets_quota(self) -> bool:
+        """As `limits`."""
+        return "quota" in self.model_fields_set
 
 
 class Queue(BaseModel):
@@ -53,6 +85,7 @@ class Queue(BaseModel):
     running: int = Field(description="Actions that are granted or running")
     paused: bool = Field(default=False, description="Nothing of it starts until it is resumed")
     weight: float = Field(default=1.0, description="Its share beside the other queues of its project")
+    quota: Quota | None = Field(default=None, description="Absent: it runs as many as find room")
 
 
 class QueueList(BaseModel):

@@ -76,7 +76,8 @@ CHANGE_QUEUE = text("""
        set max_queued = case when :limits then cast(:max_queued as int) else max_queued end,
            paused_at = case when cast(:paused as boolean) is null then paused_at
                             when :paused then coalesce(paused_at, now()) end,
-           weight = coalesce(cast(:weight as float8), weight)
+           weight = coalesce(cast(:weight as float8), weight),
+           quota = case when :sets_quota then cast(cast(:quota as text) as jsonb) else quota end
      where project_id = :project_id
        and task = :task
  returning id
@@ -307,7 +308,8 @@ async def change_node(tx: WriteTx, wish: ChangeNodeWish) -> int:
 async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
     """The id of the queue; None if the task has none yet. No grant that did not know of it commits afterwards."""
     await tx.first(BE_ALONE_WITH_WISHES)
-    row = await tx.first(CHANGE_QUEUE, wish.model_dump())
+    quota = wish.quota.model_dump_json(exclude_none=True) if wish.quota is not None else None
+    row = await tx.first(CHANGE_QUEUE, {**wish.model_dump(), "quota": quota})
     return int(row.id) if row is not None else None
 
 

@@ -57,7 +57,7 @@ def describe(app: FastAPI) -> None:
     app.openapi = _Finished(app.openapi)  # type: ignore[method-assign]
 
 
-NULL_IS_A_VALUE = {("ChangeQueue", "max_queued")}
+NULL_IS_A_VALUE = {("ChangeQueue", "max_queued"), ("ChangeQueue", "quota")}
 """Fields that are null to say something, which leaving them out does not."""
 
 

@@ -117,6 +117,10 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "default": {"summary": "As many as this installation allows", "value": {"max_queued": None}},
         "pause": {"summary": "Nothing of it starts", "value": {"paused": True}},
         "weight": {"summary": "Twice the share of a queue with weight 1", "value": {"weight": 2}},
+        "quota": {
+            "summary": "At most 64 run at once, 8 of them scored by the service `judge`",
+            "value": {"quota": {"running": 64, "services": {"judge": 8}}},
+        },
     },
     "score_items": {
         "two": {

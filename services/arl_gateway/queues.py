@@ -6,7 +6,7 @@ from arl_kit.peers import Peers
 from arl_store.tx import Row, Store
 from arl_wire.errors import NotFound
 from arl_wire.internal import ChangeQueueWish, WishAnswer
-from arl_wire.queues import ChangeQueue, Queue, QueueList
+from arl_wire.queues import ChangeQueue, Queue, QueueList, Quota
 
 __all__ = ["QueueAdmin"]
 
@@ -33,6 +33,8 @@ class QueueAdmin:
             max_queued=wanted.max_queued,
             paused=wanted.paused,
             weight=wanted.weight,
+            sets_quota=wanted.sets_quota,
+            quota=wanted.quota,
         )
         content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body)
         if WishAnswer.model_validate_json(content).count == 0:
@@ -61,4 +63,5 @@ def _shown(row: Row) -> Queue:
         running=row.running,
         paused=row.paused,
         weight=row.weight,
+        quota=Quota.model_validate_json(row.quota) if row.quota is not None else None,
     )

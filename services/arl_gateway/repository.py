@@ -87,7 +87,7 @@ _QUEUE = """
     ), counted as (
         select queue_id, sum(waiting) as waiting, sum(running) as running from unsettled group by queue_id
     )
-    select q.id, q.task, q.max_queued, q.weight, q.paused_at is not null as paused,
+    select q.id, q.task, q.max_queued, q.weight, q.quota::text as quota, q.paused_at is not null as paused,
            coalesce(c.waiting, 0) as waiting, coalesce(c.running, 0) as running
       from queues as q
       left join counted as c on c.queue_id = q.id

@@ -1,6 +1,6 @@
 """What granted and running actions hold, as rounds see it and as the ledger counts it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from uuid import UUID
 
 from arl_core.curves import Curves
@@ -8,6 +8,7 @@ from arl_core.fence import Fence
 from arl_core.ledger import Ledger
 from arl_core.model import Amounts, Resizable, Running
 from arl_core.plan import Policy
+from arl_core.quotas import Quota, Quotas
 from arl_core.running import RunningIndex
 from arl_scheduler.homes import Hold, Name
 
@@ -26,6 +27,7 @@ class Holds:
         self._released: list[Hold] = []
         self.running = RunningIndex()
         """For rounds."""
+        self.quotas = Quotas()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -49,9 +51,14 @@ class Holds:
     def any_resizable(self) -> bool:
         return bool(self._resizable)
 
+    def limit(self, quotas: Mapping[int, Quota]) -> None:
+        """Of tasks, from now on; what is held counts, and stays."""
+        self.quotas.set(quotas, ((hold.task, hold.amounts) for hold in self))
+
     def add(self, hold: Hold) -> None:
         action_id, cls = hold.fence.action_id, hold.cls
         self._by_id[action_id] = hold
+        self.quotas.took(hold.task, hold.amounts)
         self.running.add(hold.running())
         if cls is not None and cls.resizable is not Resizable.NONE:
             self._resizable.add(action_id)
@@ -62,6 +69,7 @@ class Holds:
         self.running.discard(action_id)
         self._resizable.discard(action_id)
         self._released.append(hold)
+        self.quotas.gave_back(hold.task, hold.amounts)
         self._ledger.release(action_id)
         return hold
 

@@ -6,7 +6,8 @@ believes and a poll contradicts is corrected by that poll.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 from arl_core.accounts import Accounts
@@ -17,7 +18,6 @@ from arl_core.ledger import Ledger
 from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.snapshot import Snapshot
-from arl_core.states import Outcome
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
@@ -41,7 +41,6 @@ class Index:
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
         self._ledger = Ledger()
-        self._waiting = Offers()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
         self._homes = Homes()
@@ -50,6 +49,7 @@ class Index:
         self._accounts = Accounts()
         self.curves = curves or Curves()
         self.holds = Holds(self._policy, self._ledger, self.curves)
+        self._waiting = Offers(self.holds.quotas.left)
         self._living = HomesByNode()
         self._pools = Pools(self._ledger, self._living)
         self._paused: frozenset[int] = frozenset()
@@ -143,6 +143,7 @@ class Index:
         self.nodes = {node.id: node for node in poll.nodes}
         self._accounts.shares.weigh(poll.weights)
         self._pause(poll.paused)
+        self.holds.limit(poll.quotas)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
         self._accounts.total = total_amounts(node.capacity for node in poll.nodes)
@@ -184,7 +185,7 @@ class Index:
         """One round of this index's policy."""
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
         self.holds.running.calm(but=plan.watched)
-        return plan
+        return replace(plan, grants=self.holds.quotas.within(plan.grants, lambda id: self._queued[id].task))
 
     def standing(self, action_id: UUID) -> Standing | None:
         """Of a queued action; None where none is known by this id."""
@@ -192,15 +193,15 @@ class Index:
         home = self._homes[name] if name is not None else None
         if action is None:
             return None
-        return Standing.of(self._waiting.standing_for(action), home, paused=action.task in self._paused)
+        standing_for = self._waiting.standing_for(action)
+        bucket = self._waiting.waiting.bucket_of(standing_for.id)
+        at_quota = bucket is not None and not self._waiting.waiting.is_allowed(bucket)
+        return Standing.of(standing_for, home, paused=action.task in self._paused, at_quota=at_quota)
 
-    def broken(self, settled: Mapping[UUID, tuple[Outcome, str | None]]) -> dict[UUID, tuple[Outcome, str | None]]:
-        """What else settles as these did: the others of their gangs."""
-        return self._waiting.broken(settled)
-
-    def torn(self) -> dict[UUID, tuple[Outcome, str | None]]:
-        """What settles as it waits for others of its gang that left the queue before this index was built."""
-        return self._waiting.torn()
+    @property
+    def offers(self) -> Offers:
+        """For reading."""
+        return self._waiting
 
     def line(self, name: Name, *, first: int, limit: int) -> list[Waiting]:
         """What waits in an environment from the `first` on; nothing where that is about to end or its queue paused."""

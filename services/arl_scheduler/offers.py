@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from arl_core.model import Waiting
+from arl_core.quotas import Left
 from arl_core.states import Outcome
 from arl_core.waiting import WaitingIndex
 
@@ -24,8 +25,9 @@ class _Gang:
 
 
 class Offers:
-    def __init__(self) -> None:
-        self.waiting = WaitingIndex()
+    def __init__(self, left: Mapping[int, Left] | None = None) -> None:
+        """`left`: what tasks that have a quota may still start, as it changes."""
+        self.waiting = WaitingIndex(left)
         """For rounds."""
         self._gangs: dict[UUID, _Gang] = {}
         self._gang_of: dict[UUID, _Gang] = {}

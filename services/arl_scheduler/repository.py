@@ -94,6 +94,8 @@ POLL = text(f"""
                       join node_beats on node_beats.node_id = nodes.id and node_beats.epoch = nodes.epoch
                      order by nodes.id) as n) as nodes,
            (select coalesce(json_agg(id), '[]')::text from queues where paused_at is not null) as paused,
+           (select coalesce(json_agg(q), '[]')::text
+              from (select id, quota from queues where quota is not null) as q) as quotas,
            (select coalesce(json_agg(w), '[]')::text
               from (select queues.id, projects.id as project, queues.weight, projects.weight as project_weight
                       from queues

@@ -213,7 +213,7 @@ class Rounds:
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
         if rebuilding:
-            await self._settle(index, index.torn())
+            await self._settle(index, index.offers.torn())
         self._resizing.look(index.holds, index.nodes)
         await self.learning.look(now=self._clock.now())
         self.straggling.look(index.holds, self.learning.estimates, now=self._clock.now())
@@ -266,7 +266,7 @@ class Rounds:
         async with self._store.write() as tx:
             await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
             settled = await repository.settle_queued(tx, due)
-            if mates := index.broken({id: due[id] for id in settled}):
+            if mates := index.offers.broken({id: due[id] for id in settled}):
                 due = {**due, **mates}
                 settled |= await repository.settle_queued(tx, mates)
         index.refused(settled)

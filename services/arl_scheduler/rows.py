@@ -12,6 +12,7 @@ from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
 from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape, slots_of
+from arl_core.quotas import Quota
 from arl_core.states import State
 from arl_store.ids import parsed
 from arl_wire.actions import HOST
@@ -108,6 +109,8 @@ class PollResult:
     """Queues of which nothing starts."""
     weights: Mapping[int, QueueWeight] = field(default_factory=dict)
     """Of each queue."""
+    quotas: Mapping[int, Quota] = field(default_factory=dict)
+    """Of the queues that have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,13 @@ def poll_result(row: Any) -> PollResult:
         environments=tuple(_environment(entry) for entry in json.loads(row.environments)),
         paused=frozenset(json.loads(row.paused)),
         weights={entry.pop("id"): QueueWeight(**entry) for entry in json.loads(row.weights)},
+        quotas={entry["id"]: _quota(entry["quota"]) for entry in json.loads(row.quotas)},
     )
+
+
+def _quota(said: Mapping[str, Any]) -> Quota:
+    services = {slots_of(name): most for name, most in said.get("services", {}).items()}
+    return Quota(actions=said.get("running"), resources=services)
 
 
 def queued_rows(content: str) -> list[QueuedAction]:

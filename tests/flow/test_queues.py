@@ -96,6 +96,11 @@ async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) 
         {"paused": 3},
         {"weight": 0.001},
         {"max_queued": 1, "stopped": True},
+        {"quota": {}},
+        {"quota": {"running": 0}},
+        {"quota": {"services": {"judge": 0}}},
+        {"quota": {"services": {"math": 1}}},
+        {"quota": {"cores": 1}},
     ],
 )
 async def test_what_cannot_be_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ __all__ = ["register", "sentences"]
 
 RULES = {
     Rule.QUEUE_PAUSED: "The queue of its task is paused: nothing of it starts until it is resumed.",
+    Rule.TASK_AT_QUOTA: "As many of its task run as its quota allows: it starts once others of them have ended.",
     Rule.ENVIRONMENT_BUSY: "Its environment is busy with others that come first, or is ending.",
     Rule.STARTS_NEXT_ROUND: "It starts in the next round.",
     Rule.NO_NODE_FITS: "No node there is could ever run it.",

@@ -4,12 +4,12 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from arl_tangram.cli.actions import connected
 from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, stdout
 from arl_tangram.cli.state import DirOption
-from arl_wire.queues import Queue, QueueList
+from arl_wire.queues import Queue, QueueList, Quota
 
 __all__ = ["register"]
 
@@ -60,6 +60,24 @@ def weigh_queue(
         _show(tangram.weigh_queue(task, weight), output)
 
 
+@group.command("quota")
+def quota_queue(
+    directory: DirOption,
+    task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
+    running: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Actions that may run at once.")] = None,
+    service: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=N", help="Of these, that a reward service scores; repeatable.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="As many as find room.")] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Limit how many actions of a task run at once, however much is free. The others wait."""
+    if (running is None and not service) != none:
+        fail("give --running N or --service NAME=N, or --none", EXIT_USAGE)
+    with connected(directory) as tangram:
+        _show(tangram.quota_queue(task, None if none else _quota(running, service or [])), output)
+
+
 @group.command("pause")
 def pause_queue(
     directory: DirOption,
@@ -82,6 +100,17 @@ def resume_queue(
         _show(tangram.resume_queue(task), output)
 
 
+def _quota(running: int | None, services: list[str]) -> Quota:
+    pairs = [each.rpartition("=") for each in services]
+    if wrong := [each for each, (_, _, most) in zip(services, pairs, strict=True) if not most.isdecimal()]:
+        fail(f"{', '.join(wrong)}: write NAME=N, as in judge=8", EXIT_USAGE)
+    try:
+        return Quota(running=running, services={name: int(most) for name, _, most in pairs})
+    except ValidationError as error:
+        first = error.errors()[0]
+        fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE)
+
+
 def _show(queue: Queue, output: Format) -> None:
     if output is Format.JSON:
         _print_json(queue)
@@ -93,7 +122,14 @@ def _line(queue: Queue) -> str:
     limit = queue.max_queued if queue.max_queued is not None else "default"
     paused = "  paused" if queue.paused else ""
     counts = f"waiting {queue.waiting}  running {queue.running}"
-    return f"{queue.task}  {counts}  max-queued {limit}  weight {queue.weight:g}{paused}"
+    return f"{queue.task}  {counts}  max-queued {limit}  weight {queue.weight:g}{_said(queue.quota)}{paused}"
+
+
+def _said(quota: Quota | None) -> str:
+    if quota is None:
+        return ""
+    running = [] if quota.running is None else [str(quota.running)]
+    return "  quota " + " ".join([*running, *(f"{name}={most}" for name, most in sorted(quota.services.items()))])
 
 
 def _print_json(value: BaseModel) -> None:

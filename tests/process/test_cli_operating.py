@@ -1,0 +1,126 @@
+"""The command line of those who operate a system: keys, queues and nodes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from arl_tangram import Outcome, Tangram, Unauthenticated
+from arl_tangram.cli.output import EXIT_USAGE
+from arl_tangram.connection import resolve
+from support.machine import Machine, a_machine
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with a_machine(tmp_path_factory.mktemp("operating") / "state") as machine:
+        yield machine
+
+
+class TestKeys:
+    def test_a_key_works_until_it_is_revoked(self, machine: Machine) -> None:
+        key = machine.cli("keys", "create", "--expires-days", "1").stdout.strip()
+        with Tangram(resolve(directory=machine.directory).url, key, patience_s=0) as tangram:
+            assert tangram.run(task="keys", argv=["true"]).outcome is Outcome.OK
+            listed = json.loads(machine.cli("keys", "list", "-o", "json").stdout)["items"]
+            assert listed[0]["prefix"] == key[:8]
+            assert listed[0]["expires_at"]
+            machine.cli("keys", "revoke", key[:8])
+            with pytest.raises(Unauthenticated):
+                tangram.submit(task="keys", argv=["true"])
+
+    def test_no_command_shows_it_again(self, machine: Machine) -> None:
+        created = json.loads(machine.cli("keys", "create", "--scope", "actions:read", "-o", "json").stdout)
+        assert created["key"] not in machine.cli("keys", "list", "-o", "json").stdout
+        assert created["key"] not in machine.cli("keys", "revoke", str(created["id"])).stdout
+        logs = (path.read_text(errors="replace") for path in (machine.directory / "logs").glob("*.log"))
+        assert created["key"] not in "".join(logs)
+
+    @pytest.mark.parametrize("arguments", [("create", "--scope", "root"), ("revoke", "tk_nobody"), ("revoke", "77777")])
+    def test_what_does_not_go_is_a_sentence(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+        done = machine.cli("keys", *arguments, check=False)
+        assert done.returncode == EXIT_USAGE
+        assert "Traceback" not in done.stderr
+
+
+class TestQueues:
+    def queue(self, machine: Machine, *arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(machine.cli("queues", *arguments, "-o", "json").stdout)
+        return found
+
+    def test_a_limit_is_set_shown_and_taken_back(self, machine: Machine) -> None:
+        machine.cli("submit", "--task", "limited", "--", "true")
+        assert self.queue(machine, "set", "limited", "--max-queued", "7")["max_queued"] == 7
+        (listed,) = [each for each in self.queue(machine, "list")["items"] if each["task"] == "limited"]
+        assert (listed["max_queued"], listed["waiting"], listed["running"]) == (7, 0, 0)
+        assert "max-queued 7" in machine.cli("queues", "list").stdout
+        assert "max_queued" not in self.queue(machine, "set", "limited", "--default")
+
+    def test_a_task_and_a_project_are_weighed(self, machine: Machine) -> None:
+        machine.cli("submit", "--task", "weighed", "--", "true")
+        assert self.queue(machine, "weight", "weighed", "2.5")["weight"] == 2.5
+        assert "weight 2.5" in machine.cli("queues", "list").stdout
+        assert "weight 0.5" in machine.cli("projects", "weight", "default", "0.5").stdout
+        listed = json.loads(machine.cli("projects", "list", "-o", "json").stdout)["items"]
+        assert ("default", 0.5) in {(project["name"], project["weight"]) for project in listed}
+        machine.cli("projects", "weight", "default", "1")
+
+    def test_a_quota_is_set_shown_and_taken_back(self, machine: Machine) -> None:
+        machine.cli("submit", "--task", "capped", "--", "true")
+        limits = ("--running", "7", "--service", "judge=2", "--service", "minilm=3")
+        said = self.queue(machine, "quota", "capped", *limits)["quota"]
+        assert said == {"running": 7, "services": {"judge": 2, "minilm": 3}}
+        assert "quota 7 judge=2 minilm=3" in machine.cli("queues", "list").stdout
+        assert "quota" not in self.queue(machine, "quota", "capped", "--none")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ((), "--none"),
+            (("--running", "1", "--none"), "--none"),
+            (("--service", "judge"), "judge: write NAME=N"),
+            (("--service", "judge=0"), "services.judge"),
+            (("--service", "math=1"), "math"),
+        ],
+    )
+    def test_a_quota_that_says_nothing_or_nonsense_is_refused(
+        self, machine: Machine, arguments: tuple[str, ...], said: str
+    ) -> None:
+        done = machine.cli("queues", "quota", "capped", *arguments, check=False)
+        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (EXIT_USAGE, True, False)
+
+    @pytest.mark.parametrize("arguments", [("limited",), ("limited", "--max-queued", "1", "--default")])
+    def test_it_takes_a_number_or_the_default(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+        assert machine.cli("queues", "set", *arguments, check=False).returncode == EXIT_USAGE
+
+
+def connected_to(machine: Machine) -> Tangram:
+    connection = resolve(directory=machine.directory)
+    return Tangram(connection.url, connection.api_key)
+
+
+class TestOperating:
+    def test_top_and_the_nodes_show_what_there_is(self, machine: Machine) -> None:
+        with connected_to(machine) as tangram:
+            tangram.run(task="shown", argv=["true"])
+        shown = machine.cli("top", "--once").stdout
+        assert "shown" in shown
+        nodes = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"]
+        assert nodes[0]["name"] in shown
+
+    def test_a_node_is_emptied_and_opened_again(self, machine: Machine) -> None:
+        nodes = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"]
+        name = next(node["name"] for node in nodes if node["kind"] == "cpu")
+        emptied = json.loads(machine.cli("nodes", "drain", name, "--deadline", "0", "-o", "json").stdout)
+        assert emptied["drained"] is True
+        opened = json.loads(machine.cli("nodes", "uncordon", name, "-o", "json").stdout)
+        assert opened["cordoned"] is False
+
+    def test_a_paused_queue_goes_on_when_it_is_resumed(self, machine: Machine) -> None:
+        with connected_to(machine) as tangram:
+            tangram.run(task="halting", argv=["true"])
+            assert "paused" in machine.cli("queues", "pause", "halting").stdout
+            waiting = tangram.submit(task="halting", argv=["true"])
+            assert "paused" not in machine.cli("queues", "resume", "halting").stdout
+            assert tangram.wait([waiting.id])[0].outcome is Outcome.OK

@@ -1,0 +1,146 @@
+"""Quotas of tasks, in the leader's memory and under every policy."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arl_core.fence import Fence
+from arl_core.model import Grant, slots_of
+from arl_core.policies import PolicyName, policy_of
+from arl_core.quotas import Quota
+from arl_scheduler.index import Index
+from arl_scheduler.rows import PollResult
+from arl_wire.internal import GangBody, QueuedAction
+from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
+
+NOW = 1000.0
+CORE = {"cpu_milli": 1000}
+CAPPED, FREE = 1, 2
+SCORE = {"kind": "score", "shape": "quota", "class_key": 2, "demand": {slots_of("judge"): 1}}
+TOGETHER = [PolicyName.FCFS, PolicyName.REFERENCE, PolicyName.SPAR, PolicyName.SPAR_M]
+
+
+def two_nodes() -> list[object]:
+    cpu = a_node_row(capacity={"cpu_milli": 8000, "memory_mib": 8000, "disk_mib": 8000})
+    return [cpu, a_node_row(2, kind="gpu", capacity={slots_of("judge"): 64})]
+
+
+def known(*queued: QueuedAction, quota: Quota | None) -> PollResult:
+    poll = a_poll(queued=queued, nodes=two_nodes())  # type: ignore[arg-type]
+    return replace(poll, quotas={CAPPED: quota} if quota is not None else {})
+
+
+def an_index(name: PolicyName, *queued: QueuedAction, quota: Quota | None) -> Index:
+    """Eight cores and 64 slots of a judge."""
+    index = Index(policy_of(name, pod_cpu_milli=1000, limit=1000))
+    index.reconcile(known(*queued, quota=quota))
+    return index
+
+
+def granted(index: Index) -> list[Grant]:
+    """What rounds grant until one grants nothing; Postgres agrees with all of it."""
+    found: list[Grant] = []
+    while grants := index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants:
+        index.granted(grants, now=NOW)
+        found += grants
+    return found
+
+
+def running(index: Index, task: int) -> int:
+    return sum(hold.task == task for hold in index.holds)
+
+
+def some(count: int, *, task: int = CAPPED, first: int = 1, **changed: object) -> list[QueuedAction]:
+    return [a_queued_row(number, queue_id=task, **changed) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("name", PolicyName)
+def test_no_more_of_a_task_run_than_its_quota_and_another_has_what_is_left(name: PolicyName) -> None:
+    index = an_index(name, *some(20), *some(20, task=FREE, first=101), quota=Quota(actions=2))
+    granted(index)
+    assert running(index, CAPPED) == 2
+    assert running(index, FREE) == (20 if name is PolicyName.OVERCOMMITTED else 6)
+
+
+@pytest.mark.parametrize("name", PolicyName)
+def test_one_that_ends_makes_room_for_one_that_waits(name: PolicyName) -> None:
+    index = an_index(name, *some(4), quota=Quota(actions=2))
+    first = granted(index)
+    index.freed([first[0].fence])
+    assert len(granted(index)) == 1
+    assert running(index, CAPPED) == 2
+
+
+@pytest.mark.parametrize("name", PolicyName)
+def test_a_quota_of_a_service_holds_back_its_scores_alone(name: PolicyName) -> None:
+    scores = some(30, first=201, **SCORE)
+    index = an_index(name, *some(3), *scores, quota=Quota(resources={slots_of("judge"): 4}))
+    granted(index)
+    assert sum(slots_of("judge") in hold.amounts for hold in index.holds) == 4
+    assert running(index, CAPPED) == 7
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_gang_that_a_quota_does_not_let_in_whole_waits_and_holds_up_nobody(name: PolicyName) -> None:
+    gang = some(3, first=301, gang=GangBody(id=numbered(999), size=3))
+    index = an_index(name, *some(2), *gang, *some(9, task=FREE, first=101), quota=Quota(actions=4))
+    before = granted(index)
+    assert (running(index, CAPPED), running(index, FREE)) == (2, 6)
+    index.freed([grant.fence for grant in before])
+    granted(index)
+    assert {hold.fence.action_id for hold in index.holds} >= {row.id for row in gang}
+    assert (running(index, CAPPED), running(index, FREE)) == (3, 3)
+
+
+def test_what_runs_goes_on_under_a_lower_quota_and_a_quota_is_taken_back() -> None:
+    rows = some(6)
+    index = an_index(PolicyName.SPAR_M, *rows, quota=Quota(actions=4))
+    first = granted(index)
+    held = [a_held_action(grant.fence) for grant in first]
+    index.reconcile(replace(known(quota=Quota(actions=1)), held=tuple(held)))
+    assert (running(index, CAPPED), granted(index)) == (4, [])
+    index.freed([grant.fence for grant in first])
+    assert len(granted(index)) == 1
+    index.reconcile(replace(known(quota=None), held=tuple(map(a_held_action, (hold.fence for hold in index.holds)))))
+    assert len(granted(index)) == 1
+
+
+def test_a_new_leader_counts_what_it_finds() -> None:
+    index = Index()
+    held = tuple(a_held_action(Fence(numbered(number), 1)) for number in (501, 502))
+    index.reconcile(replace(known(*some(4), quota=Quota(actions=3)), held=held))
+    assert len(granted(index)) == 1
+
+
+def test_who_waits_for_a_quota_stands_at_it() -> None:
+    index = an_index(PolicyName.SPAR_M, *some(3), quota=Quota(actions=2))
+    (waits,) = {numbered(number) for number in (1, 2, 3)} - {grant.fence.action_id for grant in granted(index)}
+    standing = index.standing(waits)
+    assert standing is not None
+    assert standing.at_quota
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(TOGETHER))
+def test_whatever_begins_ends_and_is_changed_nobody_is_granted_beyond_a_quota(
+    data: st.DataObject, name: PolicyName
+) -> None:
+    quotas = st.builds(
+        Quota, actions=st.none() | st.integers(1, 6), resources=st.just({}) | st.just({slots_of("judge"): 2})
+    )
+    quota = data.draw(quotas)
+    index = an_index(name, *some(30), *some(10, first=201, **SCORE), quota=quota)
+    for _ in range(data.draw(st.integers(1, 8))):
+        before, of_judge = running(index, CAPPED), sum(slots_of("judge") in hold.amounts for hold in index.holds)
+        new = index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants
+        index.granted(new, now=NOW)
+        scores = sum(slots_of("judge") in grant.amounts for grant in new)
+        assert not new or quota.actions is None or before + len(new) <= quota.actions
+        assert not scores or not quota.resources or of_judge + scores <= 2
+        held = [hold.fence for hold in index.holds]
+        index.freed(data.draw(st.lists(st.sampled_from(held), unique=True)) if held else [])
+        if data.draw(st.booleans()):
+            quota = data.draw(quotas)
+            index.holds.limit({CAPPED: quota})
