@@ -116,6 +116,8 @@ def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool
         return Rule.STARTS_NEXT_ROUND
     if not possible:
         return Rule.NO_NODE_FITS
+    if not _has_room(snapshot, action, plan):
+        return Rule.TASK_AT_QUOTA
     # What is free says nothing of a pod's cores.
     if not policy.has_pods and _fits_beside(snapshot, action, plan):
         return Rule.WAITS_FOR_GANG if action.together else _passed_over(snapshot, action, policy, plan)
@@ -126,6 +128,19 @@ def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool
     if ahead.other_tasks:
         return Rule.WAITS_BEHIND_FAIR_SHARE if isinstance(policy, Spar) else Rule.WAITS_IN_ORDER
     return Rule.WAITS_FOR_CAPACITY
+
+
+def _has_room(snapshot: Snapshot, action: Waiting, plan: Plan) -> bool:
+    """Whether its task's quota lets it start beside what runs and what is granted."""
+    room, task = snapshot.quotas.room(), action.task
+    if room is None:
+        return True
+    for grant in plan.grants:
+        # Of a gang the first one is waiting for all.
+        bucket = snapshot.waiting.bucket_of(grant.fence.action_id)
+        task = bucket.key.task if bucket is not None else task
+        room.count(task, grant.amounts)
+    return room.has(action)
 
 
 def _passed_over(snapshot: Snapshot, action: Waiting, policy: Policy, plan: Plan) -> Rule:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from arl_core.curves import units_of
 from arl_core.fairness import total_amounts
 from arl_core.model import ActionClass, Amounts
+from arl_core.quotas import Room
 from arl_core.snapshot import Snapshot
 from arl_core.stragglers import UNCOUNTED
 from arl_core.waiting import Bucket
@@ -115,8 +116,9 @@ class Loads:
 
     def _counted(self, buckets: Iterable[Bucket]) -> dict[str | None, tuple[int, float]]:
         found: dict[str | None, tuple[int, float]] = {}
+        room = self._snapshot.quotas.room()
         for bucket in buckets:
-            for cls, waiting in _classes(bucket):
+            for cls, waiting in _classes(bucket, room):
                 curve = self._snapshot.curves.of(cls)
                 count, area = found.get(curve.resource, (0, 0.0))
                 found[curve.resource] = (count + waiting, area + waiting * curve.area_s)
@@ -140,9 +142,10 @@ class Loads:
         return known
 
 
-def _classes(bucket: Bucket) -> Iterable[tuple[ActionClass, int]]:
-    """Of what waits in it, and how many of each; a gang's members are of several."""
+def _classes(bucket: Bucket, room: Room | None) -> Iterable[tuple[ActionClass, int]]:
+    """Of what waits in it and may start, how many of each; a gang's members are of several."""
     if bucket.key.gang is None:
-        return [(bucket.cls, len(bucket))]
+        count = len(bucket)
+        return [(bucket.cls, count if room is None else room.take_some(bucket.first, count))]
     head = bucket.first
     return [(member.cls, 1) for member in (head, *head.together)]

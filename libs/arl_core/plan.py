@@ -50,7 +50,7 @@ class FirstComeFirstServed:
     def plan(self, snapshot: Snapshot) -> Plan:
         """Never gives more than a pool has free."""
         free = FreeAmounts.of(snapshot.pools)
-        walk = Walk(snapshot.waiting.buckets())
+        walk = Walk(snapshot.waiting.buckets(), room=snapshot.quotas.room())
         grants: list[Grant] = []
         while (action := walk.head) is not None:
             started = take_together(free, action) if action.together else _alone(free, action)

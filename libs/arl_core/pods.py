@@ -38,11 +38,14 @@ class StaticPods:
         pods = dict(snapshot.pods)
         grants: list[Grant] = []
         full: set[tuple[int, bool]] = set()
+        room = snapshot.quotas.room()
         for action in snapshot.waiting.in_order():
             on_cores = action.cls.shape is Shape.DIVISIBLE
             has_pod = on_cores and action.trajectory is not None and not action.together
             pod = pods.get(action.trajectory) if has_pod and action.trajectory is not None else None
             if (pod is not None and pod.busy) or (pod is None and _alike(action) in full):
+                continue
+            if room is not None and not room.has(action):
                 continue
             started = self._start_all(free, action, pod)
             if started is None:
@@ -50,6 +53,8 @@ class StaticPods:
                     full.add(_alike(action))
                 continue
             grants += started
+            if room is not None:
+                room.take(action)
             grant = started[0]
             if action.trajectory is not None and (pod is not None or action.environment is not None):
                 pods[action.trajectory] = Pod(grant.node, busy=True)

@@ -12,6 +12,7 @@ from uuid import UUID
 from arl_core.fairness import dominant_share
 from arl_core.groups import DEVICES, FreeGroups, Group, degrees_of
 from arl_core.model import ActionClass, Grant, Resident, Shape, Waiting, action_part
+from arl_core.quotas import Room
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, came
 
@@ -54,11 +55,13 @@ class _Option:
     """Its own time and the others'."""
 
 
-def priced_groups(snapshot: Snapshot, *, limit: int, constants: GroupConstants) -> list[Grant]:
-    """Grants of one round to actions that need devices; at most `limit`."""
+def priced_groups(
+    snapshot: Snapshot, *, limit: int, constants: GroupConstants, room: Room | None = None
+) -> list[Grant]:
+    """Grants of one round to actions that need devices; at most `limit`, and what quotas have room for."""
     if not snapshot.waiting.on_devices():
         return []
-    return _Round(snapshot, constants).plan(limit)
+    return _Round(snapshot, constants, room).plan(limit)
 
 
 class _Line:
@@ -75,8 +78,8 @@ class _Line:
 
 
 class _Round:
-    def __init__(self, snapshot: Snapshot, constants: GroupConstants) -> None:
-        self._snapshot, self._constants = snapshot, constants
+    def __init__(self, snapshot: Snapshot, constants: GroupConstants, room: Room | None) -> None:
+        self._snapshot, self._constants, self._room = snapshot, constants, room
         self._free = FreeGroups(snapshot.pools)
         buckets = [bucket for bucket in snapshot.waiting.on_devices() if bucket.key.node is None]
         self._lines = [_Line(bucket) for bucket in buckets]
@@ -91,7 +94,7 @@ class _Round:
 
     def plan(self, limit: int) -> list[Grant]:
         grants: list[Grant] = []
-        lines = [line for line in self._lines if line.head is not None]
+        lines = list(filter(self._may_start, self._lines))
         while lines and self._free.count and len(grants) < limit:
             options = [option for line in lines if (option := self._best(line)) is not None]
             if not options:
@@ -101,12 +104,17 @@ class _Round:
                 lines.remove(option.line)
                 continue
             grants.append(self._take(option))
-            lines = [line for line in lines if line.head is not None]
+            lines = list(filter(self._may_start, lines))
         return grants
+
+    def _may_start(self, line: _Line) -> bool:
+        return line.head is not None and (self._room is None or self._room.has(line.head))
 
     def _take(self, option: _Option) -> Grant:
         action = option.action
         grant = self._free.take(action, option.group)
+        if self._room is not None:
+            self._room.take(action)
         option.line.advance()
         self._waiting -= 1
         self._wanted[_service_of(action.cls)] -= 1

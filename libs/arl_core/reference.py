@@ -49,6 +49,7 @@ class _Round:
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._gangs: list[Grant] = []
+        self._room = snapshot.quotas.room()
 
     def plan(self) -> Plan:
         buckets = list(self._snapshot.waiting.buckets())
@@ -62,7 +63,7 @@ class _Round:
         """Each node's longest prefix, in order of arrival, that fits at its minimum."""
         found: dict[int, list[tuple[Waiting, Grant]]] = {}
         full: set[int] = set()
-        walk = Walk(buckets)
+        walk = Walk(buckets, room=self._room)
         while (action := walk.head) is not None:
             if action.together:
                 self._start_gang(action, walk)
@@ -122,7 +123,7 @@ class _Round:
         devices = self._free.groups.count
         found: list[Waiting] = []
         needed = 0
-        walk = Walk(buckets)
+        walk = Walk(buckets, room=self._room)
         while (action := walk.head) is not None:
             needed += degrees_of(action.cls)[0]
             if needed > devices:

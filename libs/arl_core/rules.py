@@ -9,10 +9,10 @@ class Rule(StrEnum):
     """Why a queued action does not run. Each is said where none above it holds."""
 
     QUEUE_PAUSED = "queue_paused"  # nothing of its task starts
-    TASK_AT_QUOTA = "task_at_quota"  # as many of its task run as its quota allows
     ENVIRONMENT_BUSY = "environment_busy"  # others come before it in its environment, or that is ending
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no node there is could ever run it
+    TASK_AT_QUOTA = "task_at_quota"  # its task's quota lets no more of it start
     POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, and ends sooner if it waits for more or for others
     WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits, in what is kept for one that nothing may overtake any more
     WAITS_FOR_GANG = "waits_for_gang"  # it fits, and not all of those that start with it do

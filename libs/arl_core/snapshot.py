@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from arl_core.curves import Curves
 from arl_core.fairness import Shares
 from arl_core.model import Amounts, Pod, Pool, TrajectoryName
+from arl_core.quotas import Quotas
 from arl_core.running import RunningIndex
 from arl_core.waiting import WaitingIndex
 
@@ -26,5 +27,6 @@ class Snapshot:
     curves: Curves = field(default_factory=Curves)
     """What durations are expected; its clock shows `now`."""
     shares: Shares = field(default_factory=Shares)
+    quotas: Quotas = field(default_factory=Quotas)
     total: Amounts | None = None
     """Capacity of all pools together; None of one that nobody has added up."""

@@ -24,6 +24,7 @@ from arl_core.model import (
     environment_part,
 )
 from arl_core.priced_groups import GroupConstants, priced_groups
+from arl_core.quotas import Room
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
 from arl_core.widening import Widening
@@ -79,7 +80,9 @@ class Spar:
         return action_part(amounts) if at_home else amounts
 
 
-def fair_walk(snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constants: SparConstants) -> FairWalk:
+def fair_walk(
+    snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constants: SparConstants, room: Room | None = None
+) -> FairWalk:
     """The actions of these buckets, by task, in the order in which a round looks at them."""
     curves = snapshot.curves
     basis = curves.basis((constants.lead_limit_s, constants.lead_per_unit_s))
@@ -90,7 +93,7 @@ def fair_walk(snapshot: Snapshot, tasks: Mapping[int, Iterable[Bucket]], constan
             if bucket.led_by is not basis:
                 bucket.led_by, bucket.lead_s = basis, constants.lead_s(curves.of(bucket.cls).area_s)
             leads.append(bucket.lead_s)
-        walks[task] = Walk(own, leads)
+        walks[task] = Walk(own, leads, room=room)
     overdue_before = snapshot.now - constants.lead_limit_s
     return FairWalk(walks, snapshot.shares, strictness=constants.strictness, overdue_before=overdue_before)
 
@@ -114,8 +117,9 @@ class _Round:
         )
 
     def plan(self) -> Plan:
-        grants = priced_groups(self._snapshot, limit=self._limit, constants=self._groups)
-        walk = fair_walk(self._snapshot, self._snapshot.waiting.by_task(), self._constants)
+        room = self._snapshot.quotas.room()
+        grants = priced_groups(self._snapshot, limit=self._limit, constants=self._groups, room=room)
+        walk = fair_walk(self._snapshot, self._snapshot.waiting.by_task(), self._constants, room)
         needed = set(self._snapshot.waiting.cores_needed())
         least, all_need_cores = min(needed - {0}, default=0), 0 not in needed
         curves, levels, total = self._curves, self._free.levels, self._loads.total

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from uuid import UUID
 from weakref import ReferenceType, ref
 
 from arl_core.model import ActionClass, Shape, Waiting
-from arl_core.quotas import Left, allowed
+from arl_core.quotas import Room
 
 __all__ = ["PIECE", "SENIORITY_S", "Bucket", "BucketKey", "Entry", "WaitingIndex", "Walk", "arrival_order", "came"]
 
@@ -197,7 +197,8 @@ def _order(entry: Entry) -> tuple[float, UUID]:
 class Walk:
     """The actions of buckets that are not empty: higher priority first, then by when they came plus a bucket's lead.
 
-    Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n).
+    Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n). With `room`, who has none has
+    no turn, and neither has anyone behind him in his bucket; whoever is advanced from takes his.
     """
 
     head: Waiting | None
@@ -207,7 +208,10 @@ class Walk:
     lead_s: float
     """Of the head's bucket."""
 
-    def __init__(self, buckets: Iterable[Bucket], leads_s: Iterable[float] | None = None) -> None:
+    def __init__(
+        self, buckets: Iterable[Bucket], leads_s: Iterable[float] | None = None, *, room: Room | None = None
+    ) -> None:
+        self._room = room
         if leads_s is None:
             self._heads = [bucket.head(0.0) for bucket in buckets]
         else:
@@ -224,6 +228,8 @@ class Walk:
 
     def advance(self) -> None:
         """To the next action."""
+        if self._room is not None and self.head is not None:
+            self._room.take(self.head)
         heads, bucket = self._heads, self._entry.bucket()
         assert bucket is not None  # its walk is over before it goes
         following = bucket.after(heads[0])
@@ -239,21 +245,20 @@ class Walk:
         self._look()
 
     def _look(self) -> None:
-        if not self._heads:
-            self.head = None
-            return
-        _, _, _, entry, _, self.lead_s = self._heads[0]
-        self._entry, self.came, self.head = entry, entry.came, entry.action
+        heads, room = self._heads, self._room
+        while heads:
+            _, _, _, entry, _, self.lead_s = heads[0]
+            self._entry, self.came, self.head = entry, entry.came, entry.action
+            if room is None or self.head is None or room.has(self.head):
+                return
+            heappop(heads)
+        self.head = None
 
 
 class WaitingIndex:
-    """All waiting actions. Each id is in at most one bucket. Who goes through it does not see what a quota holds back.
+    """All waiting actions. Each id is in at most one bucket."""
 
-    `left`: what tasks that have a quota may still start, by task; it may change between rounds.
-    """
-
-    def __init__(self, left: Mapping[int, Left] | None = None) -> None:
-        self._left = left if left is not None else {}
+    def __init__(self) -> None:
         self._nodes: dict[int | None, dict[BucketKey, Bucket]] = {}
         self._tasks: dict[int, dict[BucketKey, Bucket]] = {}
         self._on_devices: dict[BucketKey, Bucket] = {}
@@ -276,26 +281,18 @@ class WaitingIndex:
 
     def on(self, node: int | None) -> Iterator[Bucket]:
         """Of the actions that can only start there; of None, of those whose node is not chosen yet."""
-        return iter(self._allowed(self._nodes.get(node, {}).values()))
+        return iter(self._nodes.get(node, {}).values())
 
     def buckets(self) -> Iterator[Bucket]:
-        return (bucket for buckets in self._nodes.values() for bucket in self._allowed(buckets.values()))
+        return (bucket for buckets in self._nodes.values() for bucket in buckets.values())
 
     def on_devices(self) -> Collection[Bucket]:
         """Of what needs whole devices."""
-        return self._allowed(self._on_devices.values())
+        return self._on_devices.values()
 
     def by_task(self) -> dict[int, Iterable[Bucket]]:
         """Of what does not need whole devices."""
-        return {task: self._allowed(buckets.values()) for task, buckets in self._tasks.items()}
-
-    def is_allowed(self, bucket: Bucket) -> bool:
-        """Whether its first one, and all that start with that, are within the quotas of their tasks."""
-        first = bucket.first
-        return allowed(self._left, ((each.task, each.cls.demand.minimum) for each in (first, *first.together)))
-
-    def _allowed(self, buckets: Collection[Bucket]) -> Collection[Bucket]:
-        return [bucket for bucket in buckets if self.is_allowed(bucket)] if self._left else buckets
+        return {task: buckets.values() for task, buckets in self._tasks.items()}
 
     def cores_needed(self) -> Collection[int]:
         """What buckets of `by_task` need at least, in milli-cores, each once."""

@@ -1,4 +1,4 @@
-"""What a process passes on of its environment to those that it starts: no variable that could hold a secret."""
+"""What a process passes on of its environment to those that it starts: no variable that is meant for secrets."""
 
 from collections.abc import Mapping
 

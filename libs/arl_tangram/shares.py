@@ -1,6 +1,7 @@
 """Queues, projects and plans, for both clients: what waits, which share of the nodes it has, and what would be."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TypeVar
 
 from arl_tangram import administering
@@ -37,9 +38,11 @@ class Shares:
         """Its share beside the other tasks of our project, 0.01 to 100; 1 at first."""
         return self._change_queue(task, ChangeQueue(weight=weight))
 
-    def quota_queue(self, task: str, quota: Quota | None) -> Queue:
-        """How many actions of a task may run at once; None: as many as find room. What runs already goes on."""
-        return self._change_queue(task, ChangeQueue(quota=quota))
+    def quota_queue(self, task: str, running: int | None = None, services: Mapping[str, int] | None = None) -> Queue:
+        """How many actions of a task may run at once, and be scored by services, by name; as many as find room if
+        neither is given. Takes the place of the quota that it has; what runs already goes on.
+        """
+        return self._change_queue(task, _quota(running, services))
 
     def projects(self) -> list[Project]:
         """All, with a key of project `default`; ours with any other."""
@@ -85,8 +88,10 @@ class AsyncShares:
     async def weigh_queue(self, task: str, weight: float) -> Queue:
         return await self._change_queue(task, ChangeQueue(weight=weight))
 
-    async def quota_queue(self, task: str, quota: Quota | None) -> Queue:
-        return await self._change_queue(task, ChangeQueue(quota=quota))
+    async def quota_queue(
+        self, task: str, running: int | None = None, services: Mapping[str, int] | None = None
+    ) -> Queue:
+        return await self._change_queue(task, _quota(running, services))
 
     async def projects(self) -> list[Project]:
         return await self._run(administering.list_projects(patience_s=self._patience_s))
@@ -106,3 +111,8 @@ class AsyncShares:
 
     @abstractmethod
     async def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+def _quota(running: int | None, services: Mapping[str, int] | None) -> ChangeQueue:
+    limits = running is not None or services
+    return ChangeQueue(quota=Quota(running=running, services=dict(services or {})) if limits else None)

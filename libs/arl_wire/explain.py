@@ -41,11 +41,11 @@ class WaitExplanation(BaseModel):
     """Of a queued action, as the scheduler sees it now."""
 
     rule: Rule = Field(
-        description="What decides: `queue_paused`; `task_at_quota`; `environment_busy`; `starts_next_round`;"
-        " `no_node_fits`, ever; `postponed_for_more_cores`: it fits, and ends sooner if it waits;"
-        " `waits_behind_overdue`: what is free is kept for one that nothing may overtake any more; `waits_for_gang`: it"
-        " fits, and not all that start with it do; `waits_behind_priority`; `waits_in_order` of its task;"
-        " `waits_behind_fair_share`: tasks that had less go first; `waits_for_capacity`: nobody goes first"
+        description="What decides: `queue_paused`; `environment_busy`; `starts_next_round`; `no_node_fits`, ever;"
+        " `task_at_quota`: that lets no more of its task start; `postponed_for_more_cores`: it fits, and ends sooner if"
+        " it waits; `waits_behind_overdue`: what is free is kept for one that nothing may overtake any more;"
+        " `waits_for_gang`: it fits, and not all that start with it do; `waits_behind_priority`; `waits_in_order`"
+        " of its task; `waits_behind_fair_share`: tasks that had less go first; `waits_for_capacity`: nobody goes first"
     )
     node: str | None = Field(
         default=None,
@@ -54,8 +54,7 @@ class WaitExplanation(BaseModel):
     lacks: list[Lack] = Field(description="What is missing there; or against the capacity of the largest, if none fits")
     unenforced: list[str] = Field(description="What it requires and no node has")
     ahead: Ahead | None = Field(
-        default=None,
-        description="Absent while its queue is paused or at its quota, or others come first in its environment",
+        default=None, description="Absent while its queue is paused or others come first in its environment"
     )
     ahead_in_environment: int | None = Field(
         default=None, description="Actions that its environment runs, or that come before it there"

@@ -86,7 +86,7 @@ class PlanForecast(BaseModel):
     cpu_milli: int = Field(description="What these have together")
     waiting: int = Field(description="Actions")
     simulated: int = Field(
-        description="Of these, in order of arrival: 2000 at most, and none whose queue is paused or at its"
+        description="Of these, in order of arrival: 2000 at most, and none whose queue is paused or has a"
         " quota, or whose environment is about to end"
     )
     starts_now: int = Field(description="Of the simulated ones: before anything that runs has ended")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from arl_wire.base import Strict
 from arl_wire.kinds import VERIFIERS
@@ -22,16 +22,10 @@ class Quota(Strict):
 
     running: _Most | None = Field(default=None, description="Actions that are granted or running, of all kinds")
     services: dict[ServiceName, _Most] = Field(
-        default_factory=dict, max_length=256, description="Of these, those that a reward service scores, by its name"
+        default_factory=dict,
+        max_length=256,
+        description="Of these, those that a reward service scores, by its name; it may be registered later",
     )
-
-    @model_validator(mode="after")
-    def _limits_something(self) -> Self:
-        if self.running is None and not self.services:
-            raise ValueError("name what it limits: `running` or `services`; null takes a quota away")
-        if verifiers := sorted(self.services.keys() & VERIFIERS.keys()):
-            raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
-        return self
 
 
 class ChangeQueue(BaseModel):
@@ -57,6 +51,15 @@ class ChangeQueue(BaseModel):
     quota: Quota | None = Field(
         default=None, description="Instead of the one that it has; what runs already goes on. null: none any more"
     )
+
+    @field_validator("quota")
+    @classmethod
+    def _limits_something(cls, quota: Quota | None) -> Quota | None:
+        if quota is not None and quota.running is None and not quota.services:
+            raise ValueError("name what it limits: `running` or `services`; null takes a quota away")
+        if quota is not None and (verifiers := sorted(quota.services.keys() & VERIFIERS.keys())):
+            raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
+        return quota
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:

@@ -306,7 +306,7 @@ async def change_node(tx: WriteTx, wish: ChangeNodeWish) -> int:
 
 
 async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
-    """The id of the queue; None if the task has none yet. No grant that did not know of it commits afterwards."""
+    """The id of the queue; None if the task has none yet. No grant that did not know of a pause commits afterwards."""
     await tx.first(BE_ALONE_WITH_WISHES)
     quota = wish.quota.model_dump_json(exclude_none=True) if wish.quota is not None else None
     row = await tx.first(CHANGE_QUEUE, {**wish.model_dump(), "quota": quota})

@@ -25,7 +25,10 @@ class QueueAdmin:
         return QueueList(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
     async def change(self, task: str, wanted: ChangeQueue, caller: Caller) -> Queue:
-        """It holds from this answer on, for what comes through the admission that was asked."""
+        """A limit and a pause hold from this answer on, for what comes through the admission that was asked.
+
+        A weight and a quota hold from the scheduler's next poll on, for which it is asked at once.
+        """
         body = ChangeQueueWish(
             project_id=caller.project_id,
             task=task,

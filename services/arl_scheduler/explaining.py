@@ -69,8 +69,6 @@ def _held_back(standing: Standing) -> Rule | None:
         return Rule.QUEUE_PAUSED
     if standing.action.gang is not None and not standing.action.together:
         return Rule.WAITS_FOR_GANG
-    if standing.at_quota:
-        return Rule.TASK_AT_QUOTA
     return None if standing.is_next else Rule.ENVIRONMENT_BUSY
 
 

@@ -55,20 +55,18 @@ class Standing:
     action: Waiting
     """With its environment, if it has one."""
     paused: bool
-    at_quota: bool
-    """It is a candidate, and as many of its task run as may."""
     is_next: bool
     """Its environment is free, and its turn; always so of one without."""
     before: int
     """Actions that its environment runs or that come first in it."""
 
     @classmethod
-    def of(cls, action: Waiting, home: Home | None, *, paused: bool, at_quota: bool) -> "Standing":
+    def of(cls, action: Waiting, home: Home | None, *, paused: bool) -> "Standing":
         if home is None:
-            return cls(action, paused, at_quota, is_next=True, before=0)
+            return cls(action, paused, is_next=True, before=0)
         is_next = home.offered is not None and home.offered[0] == action.id
         before = home.line.index(action.id) + int(home.busy is not None)
-        return cls(home.seat(action), paused, at_quota, is_next, before)
+        return cls(home.seat(action), paused, is_next, before)
 
 
 class Homes(dict[Name, Home]):

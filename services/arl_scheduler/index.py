@@ -7,7 +7,6 @@ believes and a poll contradicts is corrected by that poll.
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from uuid import UUID, uuid4
 
 from arl_core.accounts import Accounts
@@ -41,6 +40,7 @@ class Index:
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
         self._ledger = Ledger()
+        self._waiting = Offers()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
         self._homes = Homes()
@@ -49,7 +49,6 @@ class Index:
         self._accounts = Accounts()
         self.curves = curves or Curves()
         self.holds = Holds(self._policy, self._ledger, self.curves)
-        self._waiting = Offers(self.holds.quotas.left)
         self._living = HomesByNode()
         self._pools = Pools(self._ledger, self._living)
         self._paused: frozenset[int] = frozenset()
@@ -179,13 +178,14 @@ class Index:
             curves=self.curves,
             shares=self._accounts.shares,
             total=self._accounts.total,
+            quotas=self.holds.quotas,
         )
 
     def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:
         """One round of this index's policy."""
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
         self.holds.running.calm(but=plan.watched)
-        return replace(plan, grants=self.holds.quotas.within(plan.grants, lambda id: self._queued[id].task))
+        return plan
 
     def standing(self, action_id: UUID) -> Standing | None:
         """Of a queued action; None where none is known by this id."""
@@ -193,10 +193,7 @@ class Index:
         home = self._homes[name] if name is not None else None
         if action is None:
             return None
-        standing_for = self._waiting.standing_for(action)
-        bucket = self._waiting.waiting.bucket_of(standing_for.id)
-        at_quota = bucket is not None and not self._waiting.waiting.is_allowed(bucket)
-        return Standing.of(standing_for, home, paused=action.task in self._paused, at_quota=at_quota)
+        return Standing.of(self._waiting.standing_for(action), home, paused=action.task in self._paused)
 
     @property
     def offers(self) -> Offers:
@@ -204,9 +201,9 @@ class Index:
         return self._waiting
 
     def line(self, name: Name, *, first: int, limit: int) -> list[Waiting]:
-        """What waits in an environment from the `first` on; nothing where that is about to end or its queue paused."""
-        home = self._homes.get(name)
-        if home is None or home.gone or home.deleted or name[0] in self._paused:
+        """What waits in an environment from the `first` on; nothing where that is to end or its task held back."""
+        home, held_back = self._homes.get(name), name[0] in self._paused or name[0] in self.holds.quotas
+        if home is None or home.gone or home.deleted or held_back:
             return []
         return [home.seat(self._queued[each]) for each in home.line[first : first + limit]]
 

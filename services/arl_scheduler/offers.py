@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from arl_core.model import Waiting
-from arl_core.quotas import Left
 from arl_core.states import Outcome
 from arl_core.waiting import WaitingIndex
 
@@ -25,9 +24,8 @@ class _Gang:
 
 
 class Offers:
-    def __init__(self, left: Mapping[int, Left] | None = None) -> None:
-        """`left`: what tasks that have a quota may still start, as it changes."""
-        self.waiting = WaitingIndex(left)
+    def __init__(self) -> None:
+        self.waiting = WaitingIndex()
         """For rounds."""
         self._gangs: dict[UUID, _Gang] = {}
         self._gang_of: dict[UUID, _Gang] = {}

@@ -100,7 +100,7 @@ def _present(index: Index, snapshot: Snapshot) -> Present:
 
 def _waiting(index: Index, snapshot: Snapshot) -> list[Waiting]:
     """Who may start, in order of arrival, and who comes after each in its environment."""
-    found = list(_first(snapshot.waiting.in_order()))
+    found = list(_first(each for each in snapshot.waiting.in_order() if each.task not in snapshot.quotas))
     room = SIMULATED - sum(1 + len(action.together) for action in found)
     behind = {action.trajectory: 1 for action in found if action.environment is not None}
     busy = {hold.home: 0 for hold in index.holds if hold.home is not None}

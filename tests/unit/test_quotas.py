@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arl_core.explain import explain
 from arl_core.fence import Fence
 from arl_core.model import Grant, slots_of
 from arl_core.policies import PolicyName, policy_of
 from arl_core.quotas import Quota
+from arl_core.rules import Rule
 from arl_scheduler.index import Index
 from arl_scheduler.rows import PollResult
 from arl_wire.internal import GangBody, QueuedAction
@@ -19,6 +21,7 @@ NOW = 1000.0
 CORE = {"cpu_milli": 1000}
 CAPPED, FREE = 1, 2
 SCORE = {"kind": "score", "shape": "quota", "class_key": 2, "demand": {slots_of("judge"): 1}}
+POLICY = policy_of(PolicyName.SPAR_M, pod_cpu_milli=1000, limit=1000)
 TOGETHER = [PolicyName.FCFS, PolicyName.REFERENCE, PolicyName.SPAR, PolicyName.SPAR_M]
 
 
@@ -46,6 +49,10 @@ def granted(index: Index) -> list[Grant]:
         index.granted(grants, now=NOW)
         found += grants
     return found
+
+
+def a_round(index: Index) -> None:
+    index.granted(index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants, now=NOW)
 
 
 def running(index: Index, task: int) -> int:
@@ -114,16 +121,58 @@ def test_a_new_leader_counts_what_it_finds() -> None:
     assert len(granted(index)) == 1
 
 
-def test_who_waits_for_a_quota_stands_at_it() -> None:
+def test_who_waits_for_a_quota_is_told_so_and_who_starts_is_not() -> None:
     index = an_index(PolicyName.SPAR_M, *some(3), quota=Quota(actions=2))
-    (waits,) = {numbered(number) for number in (1, 2, 3)} - {grant.fence.action_id for grant in granted(index)}
-    standing = index.standing(waits)
-    assert standing is not None
-    assert standing.at_quota
+
+    def rules() -> list[Rule]:
+        snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
+        standings = [index.standing(numbered(number)) for number in (1, 2, 3)]
+        return [explain(snapshot, each.action, POLICY).rule for each in standings if each is not None]
+
+    assert rules() == [Rule.STARTS_NEXT_ROUND, Rule.STARTS_NEXT_ROUND, Rule.TASK_AT_QUOTA]
+    granted(index)
+    assert rules() == [Rule.TASK_AT_QUOTA]
+
+
+@pytest.mark.parametrize("name", PolicyName)
+def test_a_task_whose_actions_end_and_begin_at_its_quota_leaves_the_rest_to_others(name: PolicyName) -> None:
+    index = an_index(name, *some(200), *some(200, task=FREE, first=1001), quota=Quota(actions=2))
+    for number in range(12):
+        capped = [hold.fence for hold in index.holds if hold.task == CAPPED]
+        index.freed(capped[:1])
+        a_round(index)
+        if number:
+            assert running(index, CAPPED) == 2
+            assert running(index, FREE) >= 6
+
+
+@pytest.mark.parametrize("name", [PolicyName.SPAR, PolicyName.SPAR_M])
+def test_who_may_not_start_does_not_make_others_narrow(name: PolicyName) -> None:
+    amdahl = {"model": "amdahl", "parallel_fraction": 0.95}
+    elastic = {"resource": "cpu_milli", "min": 1000, "max": 8000, "step": 1000, "elasticity": amdahl}
+    widths = []
+    for waiting in (1, 500):
+        index = an_index(name, *some(waiting, elastic=elastic), quota=Quota(actions=1))
+        granted(index)
+        (hold,) = index.holds
+        widths.append(hold.amounts["cpu_milli"])
+    assert widths[1] == widths[0] > 1000
+
+
+@pytest.mark.parametrize("name", PolicyName)
+def test_a_gang_waits_no_longer_than_for_what_runs_of_its_task(name: PolicyName) -> None:
+    gang = [a_queued_row(number, gang=GangBody(id=numbered(999), size=3)) for number in (11, 12, 13)]
+    index = an_index(name, *some(3), quota=Quota(actions=3))
+    granted(index)
+    index.admit([*gang, *some(100, first=101)])
+    for _ in range(3):
+        index.freed([next(iter(index.holds)).fence])
+        a_round(index)
+    assert {hold.fence.action_id for hold in index.holds} == {row.id for row in gang}
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.sampled_from(TOGETHER))
+@given(st.data(), st.sampled_from(PolicyName))
 def test_whatever_begins_ends_and_is_changed_nobody_is_granted_beyond_a_quota(
     data: st.DataObject, name: PolicyName
 ) -> None:

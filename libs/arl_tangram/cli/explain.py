@@ -17,10 +17,10 @@ __all__ = ["register", "sentences"]
 
 RULES = {
     Rule.QUEUE_PAUSED: "The queue of its task is paused: nothing of it starts until it is resumed.",
-    Rule.TASK_AT_QUOTA: "As many of its task run as its quota allows: it starts once others of them have ended.",
     Rule.ENVIRONMENT_BUSY: "Its environment is busy with others that come first, or is ending.",
     Rule.STARTS_NEXT_ROUND: "It starts in the next round.",
     Rule.NO_NODE_FITS: "No node there is could ever run it.",
+    Rule.TASK_AT_QUOTA: "The quota of its task lets no more of it start; a gang needs room for all of it.",
     Rule.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
     Rule.WAITS_BEHIND_OVERDUE: "What is free is kept for one that waits so long that nothing may overtake it any more.",
     Rule.WAITS_FOR_GANG: "It could start, but not all that start with it could.",

@@ -71,11 +71,16 @@ def quota_queue(
     none: Annotated[bool, typer.Option("--none", help="As many as find room.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Limit how many actions of a task run at once, however much is free. The others wait."""
+    """Limit how many actions of a task run at once, however much is free; instead of the quota that it has."""
     if (running is None and not service) != none:
         fail("give --running N or --service NAME=N, or --none", EXIT_USAGE)
-    with connected(directory) as tangram:
-        _show(tangram.quota_queue(task, None if none else _quota(running, service or [])), output)
+    services = _numbers(service or [])
+    try:
+        with connected(directory) as tangram:
+            _show(tangram.quota_queue(task, running, services), output)
+    except ValidationError as error:
+        first = error.errors()[0]
+        fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE)
 
 
 @group.command("pause")
@@ -100,15 +105,11 @@ def resume_queue(
         _show(tangram.resume_queue(task), output)
 
 
-def _quota(running: int | None, services: list[str]) -> Quota:
+def _numbers(services: list[str]) -> dict[str, int]:
     pairs = [each.rpartition("=") for each in services]
     if wrong := [each for each, (_, _, most) in zip(services, pairs, strict=True) if not most.isdecimal()]:
         fail(f"{', '.join(wrong)}: write NAME=N, as in judge=8", EXIT_USAGE)
-    try:
-        return Quota(running=running, services={name: int(most) for name, _, most in pairs})
-    except ValidationError as error:
-        first = error.errors()[0]
-        fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE)
+    return {name: int(most) for name, _, most in pairs}
 
 
 def _show(queue: Queue, output: Format) -> None:
