@@ -10,12 +10,18 @@ from typing import Any
 __all__ = [
     "HEAD",
     "KNOWN",
+    "NotSplit",
     "ServiceFiles",
     "available",
     "longest",
     "own",
+    "undivided",
     "wheel_directory",
 ]
+
+
+class NotSplit(Exception):
+    """A model that several devices can't compute together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +43,23 @@ class ServiceFiles:
     """The number of the one that its engine is on."""
 
     @property
+    def parallel(self) -> int:
+        """How many devices compute it together."""
+        return int(self.options.get("tensor_parallel") or 1)
+
+    @property
     def spec(self) -> dict[str, Any]:
         """What a worker makes its model of, or where it is to find it. Registered anew, it is made anew."""
         if self.engine is not None:
             return {"name": self.name, "kind": self.kind, "engine": self.engine}
         made_of = {"directory": str(self.directory), "options": dict(self.options), "since": self.registered_at}
         return {"name": self.name, "kind": self.kind} | made_of
+
+    def spec_on(self, device: int) -> dict[str, Any]:
+        """Of the device of that number, which may have only a part of it."""
+        if self.parallel == 1:
+            return self.spec
+        return self.spec | {"options": {**self.options, "rank": device % self.parallel}}
 
 
 HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"
@@ -101,6 +118,19 @@ def longest(config: Mapping[str, Any]) -> int:
         pad = config.get("pad_token_id")
         positions -= 1 + int(1 if pad is None else pad)
     return min(LONGEST, positions)
+
+
+def undivided(config: Mapping[str, Any], devices: int) -> str | None:
+    """Why so many devices can't share the heads of a model with this `config.json`; None where nothing says so."""
+    heads = config.get("num_attention_heads")
+    for what, count in (
+        ("attention heads", heads),
+        ("key-value heads", config.get("num_key_value_heads", heads)),
+        ("values between the matrices of a layer", config.get("intermediate_size")),
+    ):
+        if isinstance(count, int) and count % devices:
+            return f"it has {count} {what}, which {devices} devices can't share equally: give another tensor_parallel"
+    return None
 
 
 def wheel_directory(package: str) -> Path | None:

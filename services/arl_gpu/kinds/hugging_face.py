@@ -53,6 +53,8 @@ class _HuggingFace:
         self._directory, self._config = directory, module.config
         self._max_tokens = int(options.get("max_tokens") or longest(module.config.to_dict()))
         self._vocabulary = int(module.config.get_text_config().vocab_size)
+        if (size := int(options.get("tensor_parallel") or 1)) > 1:
+            _split(module, rank=options["rank"], size=size)
         self.weights = FlatModule(module)
 
     def score(self, items: Sequence[Item], content: Any) -> Scored:
@@ -112,6 +114,14 @@ class _HuggingFace:
         if unknown is None:
             return None
         return failed("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
+
+
+def _split(module: Any, *, rank: int, size: int) -> None:
+    """Raises `arl_gpu.services.NotSplit`."""
+    from arl_gpu.collective import add  # not every build of torch has it
+    from arl_gpu.kinds.sharded import split
+
+    split(module, rank=rank, size=size, add=add)
 
 
 class Classifier(_HuggingFace):
