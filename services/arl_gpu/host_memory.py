@@ -1,4 +1,4 @@
-"""Weights in host memory that all workers of a node have once: a file in memory for each service.
+"""Weights in host memory that all workers of a node have once: a file in memory for each service, or part of one.
 
 The manager makes and holds them, a worker opens them by their paths below the manager's `/proc/PID/fd`. They end with
 the manager, whatever becomes of the workers.
@@ -22,21 +22,28 @@ class HostMemory:
     """The manager's end: one file for each specification, empty until a worker has read the weights."""
 
     def __init__(self) -> None:
-        self._files: dict[str, tuple[str, int]] = {}
-        """Specification and descriptor, by the service's name."""
+        self._files: dict[str, tuple[str, dict[int, int]]] = {}
+        """Specification, but for the rank, and descriptors by rank, by the service's name."""
 
     def path_of(self, spec: Mapping[str, Any]) -> str:
-        """Another specification of the same name is another file; who has the old one mapped keeps it."""
-        name, said = spec["name"], json.dumps(spec, sort_keys=True)
-        held = self._files.get(name)
-        if held is None or held[0] != said:
+        """Another specification of the same name is another file; who has the old one mapped keeps it.
+
+        So is each rank's part of a service that several devices compute together.
+        """
+        options = dict(spec.get("options", {}))
+        name, rank = spec["name"], options.pop("rank", 0)
+        said = json.dumps({**spec, "options": options}, sort_keys=True)
+        if (held := self._files.get(name)) is None or held[0] != said:
             self.forget(name)
-            self._files[name] = said, os.memfd_create(f"weights-{name}", os.MFD_CLOEXEC)
-        return f"/proc/{os.getpid()}/fd/{self._files[name][1]}"
+            held = self._files[name] = said, {}
+        if rank not in held[1]:
+            held[1][rank] = os.memfd_create(f"weights-{name}", os.MFD_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{held[1][rank]}"
 
     def forget(self, name: str) -> None:
         if (held := self._files.pop(name, None)) is not None:
-            os.close(held[1])
+            for descriptor in held[1].values():
+                os.close(descriptor)
 
     def close(self) -> None:
         for name in [*self._files]:

@@ -1,0 +1,193 @@
+"""Devices that compute a service together: which they are, and one order for all of their workers at once.
+
+Of a service that is split in k, devices 0 to k-1 are the first group, the next k the second one, and so on; those that
+are left over have nothing of it. The first of a group leads: only its loop takes batches of the service.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from arl_gpu.kinds.model import Item
+from arl_gpu.worker_client import Part, WorkerDied
+
+__all__ = ["Found", "Groups", "Member", "groups_of"]
+
+GRACE_S = 5.0
+"""For the others to notice that one of them is gone, which with sockets they do at once."""
+NOT_READY = "peer_not_ready"
+"""What a worker answers where another one could not begin."""
+ADDED = ("forward_cpu_s", "model_cpu_s")
+NO_SPLITS: Mapping[str, int] = {}
+
+
+class Member(Protocol):
+    """A worker, as far as it has a part in a batch."""
+
+    @property
+    def turn(self) -> asyncio.Lock: ...
+    async def ready(self) -> int: ...
+    async def score_part(
+        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part
+    ) -> dict[str, Any]: ...
+    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a batch, or its `error`; and what was heard of each device, or what its worker died of."""
+
+    answer: Mapping[str, Any]
+    heard: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    died: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Where the workers of a group find each other. They do so once; one that is new needs a new one."""
+
+    pids: Sequence[int]
+    number: int
+    descriptor: int
+
+    @property
+    def path(self) -> str:
+        """Of no file that could stay: it is this process's memory."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+
+def groups_of(devices: int, size: int) -> Iterator[Sequence[int]]:
+    """Numbers of devices; each alone where nothing is split."""
+    return (range(first, first + size) for first in range(0, devices - size + 1, size))
+
+
+class Groups:
+    """`splits`: in how many parts services are, by name; others are whole."""
+
+    def __init__(
+        self,
+        workers: Sequence[Member],
+        splits: Callable[[], Mapping[str, int]] = lambda: NO_SPLITS,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._workers, self._splits, self._grace_s = workers, splits, grace_s
+        self._meetings: dict[Sequence[int], _Meeting] = {}
+        self._meeting_numbers = count(1)
+
+    def members(self, service: str, number: int) -> Sequence[int]:
+        """Devices that compute it together with this one, and itself; none where it is left over."""
+        size = self._splits().get(service, 1)
+        first = number - number % size
+        return range(first, first + size) if first + size <= len(self._workers) else ()
+
+    def led_elsewhere(self, number: int) -> set[str]:
+        """Services of which this device takes no batch."""
+        return {name for name in self._splits() if number not in self.members(name, number)[:1]}
+
+    async def score(
+        self, service: str, leader: int, items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
+    ) -> Found:
+        """`waiting`: what a device is needed for next. Whatever became of a worker, the next call may find another."""
+        numbers = self.members(service, leader)
+        if len(numbers) > 1:
+            return await self._score_together(service, numbers, items, waiting)
+        try:
+            answer = await self._workers[leader].score(service, items, waiting(leader))
+        except WorkerDied as error:
+            return _died({leader: str(error)}, {})
+        return Found(answer, {leader: answer})
+
+    def close(self) -> None:
+        """Once nobody scores."""
+        while self._meetings:
+            os.close(self._meetings.popitem()[1].descriptor)
+
+    async def _score_together(
+        self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
+    ) -> Found:
+        async with AsyncExitStack() as turns:
+            # Always in this order: of groups that overlap, none waits for what another one holds and the other way.
+            for number in numbers:
+                await turns.enter_async_context(self._workers[number].turn)
+            try:
+                meeting = await self._meeting(numbers)
+            except WorkerDied as error:
+                return _died({numbers[0]: str(error)}, {})
+            parts = [
+                self._workers[number].score_part(
+                    service, items, waiting(number), Part(meeting.path, meeting.number, rank, len(numbers))
+                )
+                for rank, number in enumerate(numbers)
+            ]
+            found = _joined(numbers, await self._ended(parts))
+            if "error" in found.answer:
+                self._adjourn(numbers)
+            return found
+
+    async def _meeting(self, numbers: Sequence[int]) -> _Meeting:
+        """Where all of them have been, or none. Raises `WorkerDied`."""
+        pids = [await self._workers[number].ready() for number in numbers]
+        if (held := self._meetings.get(numbers)) is not None and held.pids == pids:
+            return held
+        self._adjourn(numbers)
+        descriptor = os.memfd_create("meeting", os.MFD_CLOEXEC)
+        self._meetings[numbers] = meeting = _Meeting(pids, next(self._meeting_numbers), descriptor)
+        return meeting
+
+    def _adjourn(self, numbers: Sequence[int]) -> None:
+        if (held := self._meetings.pop(numbers, None)) is not None:
+            os.close(held.descriptor)
+
+    async def _ended(self, parts: Sequence[Any]) -> "list[asyncio.Task[dict[str, Any]]]":
+        """All of them. Once one has failed, those that don't notice it are cancelled, which ends their workers."""
+        tasks = [asyncio.create_task(part, name="part of a batch") for part in parts]
+        pending: Collection[asyncio.Task[dict[str, Any]]] = tasks
+        try:
+            while pending:
+                limit = self._grace_s if any(map(_has_failed, tasks)) else None
+                done, pending = await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        return tasks
+
+
+def _has_failed(task: "asyncio.Task[dict[str, Any]]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None or "error" in task.result())
+
+
+def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]]]") -> Found:
+    heard: dict[int, dict[str, Any]] = {}
+    died: dict[int, str] = {}
+    for number, task in zip(numbers, tasks, strict=True):
+        if task.cancelled():
+            died[number] = "it did not notice that another one of its group had failed"
+        elif isinstance(error := task.exception(), WorkerDied):
+            died[number] = str(error)
+        else:
+            heard[number] = task.result()
+    if died:
+        return _died(died, heard)
+    failed = [each for each in heard.values() if "error" in each]
+    if failed:
+        return Found(next((each for each in failed if each["error"] != NOT_READY), failed[0]), heard)
+    return Found(_added([*heard.values()]), heard)
+
+
+def _died(died: Mapping[int, str], heard: Mapping[int, Mapping[str, Any]]) -> Found:
+    return Found({"error": "worker_died", "message": "; ".join(died.values())}, heard, died)
+
+
+def _added(answers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first rank's entries, which all have found, and what all of them took for it."""
+    waits = [each["restore_s"] for each in answers if each["restore_s"] is not None]
+    taken = {name: sum(each[name] for each in answers) for name in ADDED}
+    return {**answers[0], **taken, "restore_s": max(waits, default=None)}
