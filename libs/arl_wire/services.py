@@ -21,6 +21,9 @@ __all__ = [
     "ServiceVerb",
 ]
 
+SPLIT_BY_TORCH = ("sequence-classifier", "reranker", "logprobs")
+"""Kinds whose weights several devices may have a part of each."""
+
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Source = Annotated[_Path, AfterValidator(no_nul), AfterValidator(relative_path)]
 
@@ -35,6 +38,13 @@ class ServiceOptions(Strict):
     max_tokens: int | None = Field(default=None, ge=1, le=128 << 10, description="An item is cut there, and says so")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None, description="Of the weights in memory; as the files have it, where it is left out"
+    )
+    tensor_parallel: int | None = Field(
+        default=None,
+        ge=1,
+        le=8,
+        description="Devices of a node that have a part of the weights each, and compute every batch together; of the"
+        " kinds that torch computes",
     )
     judge: JudgeOptions | None = Field(
         default=None, description="What a judge is asked; left out, it answers chats and judges nothing"
@@ -68,6 +78,8 @@ class RegisterService(Strict):
         options = self.options.model_dump(exclude_none=True, exclude_unset=True)
         if self.kind == "judge" and (given := options.keys() - {"judge"}):
             raise ValueError(f"a judge's engine has its own {', '.join(sorted(given))}")
+        if self.options.tensor_parallel is not None and self.kind not in SPLIT_BY_TORCH:
+            raise ValueError(f"a service of kind `{self.kind}` is not split; it takes no options.tensor_parallel")
         if self.kind != "judge" and self.options.judge is not None:
             raise ValueError(f"a service of kind `{self.kind}` is asked nothing; it takes no options.judge")
         return self

@@ -20,6 +20,7 @@ from arl_core.ledger import Ledger, fits
 from arl_core.model import slots_of
 from arl_core.residency import Residence
 from arl_gpu import repository
+from arl_gpu.groups import Groups
 from arl_gpu.jobs import Report, job_of
 from arl_gpu.judging import Judging
 from arl_gpu.metrics import GpuMetrics
@@ -75,6 +76,7 @@ class Manager:
             ),
             metrics=GpuMetrics(metrics),
             judging=judging,
+            groups=Groups(workers, lambda: self.registry.splits),
         )
         self._judging = judging
         self.registry = Registry(
@@ -84,6 +86,7 @@ class Manager:
             learn=self.scoring.learn,
             is_idle=self._is_idle,
             engines={name: engine.device for name, engine in settings.engines.items()},
+            alike=settings.alike,
         )
         self._ledger.set_capacity(_NODE, self._slots())
         self._grants: Grants[Report] = Grants(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arl_gpu.services import READERS, ServiceFiles, longest
+from arl_gpu.services import READERS, NotSplit, ServiceFiles, longest, undivided
 from arl_wire.services import ServiceOptions
 
 __all__ = ["NO_ENGINES", "BadRegistration", "Wish", "registered"]
@@ -40,13 +40,18 @@ class Wish:
     """Seconds since the epoch, by the database's clock."""
 
 
-def registered(wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES) -> ServiceFiles | None:
+def registered(
+    wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1
+) -> ServiceFiles | None:
     """What a registered service is made of on this node; None where its files are not here, or what computes it.
 
-    `engines`: the numbers of their devices, by name. Raises `BadRegistration`.
+    `engines`: the numbers of their devices, by name. `devices`: how many may compute it together.
+    Raises `BadRegistration`.
     """
     try:
-        return _judge(wish, engines) if wish.kind == "judge" else _registered(wish, models)
+        return _judge(wish, engines) if wish.kind == "judge" else _registered(wish, models, devices)
+    except NotSplit as error:
+        raise BadRegistration(f"tensor_parallel: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRegistration(f"{type(error).__name__}: {error}") from error
 
@@ -68,19 +73,31 @@ def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles | None:
     )
 
 
-def _registered(wish: Wish, models: Path | None) -> ServiceFiles | None:
+def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles | None:
     if wish.kind is None or wish.kind not in NEEDS or wish.source is None or models is None:
         return None
     directory = (models / wish.source).resolve()
     is_here = directory.is_relative_to(models.resolve()) and (directory / "config.json").is_file()
     if not is_here or any(importlib.util.find_spec(each) is None for each in NEEDS[wish.kind]):
         return None
-    return ServiceFiles(
+    config = json.loads((directory / "config.json").read_text())
+    files = ServiceFiles(
         name=wish.name,
         kind=wish.kind,
         package=wish.source,
         directory=directory,
-        max_tokens=int(wish.options.get("max_tokens") or longest(json.loads((directory / "config.json").read_text()))),
+        max_tokens=int(wish.options.get("max_tokens") or longest(config)),
         options=wish.options,
         registered_at=wish.registered_at,
     )
+    if files.parallel > 1:
+        _must_split(files.parallel, config, devices)
+    return files
+
+
+def _must_split(parts: int, config: Mapping[str, Any], devices: int) -> None:
+    """Raises `NotSplit`. What its library has to say of it, a worker asks when it reads the weights."""
+    if parts > devices:
+        raise NotSplit(f"{parts} devices of one kind are needed, and this node has {devices} (TANGRAM_DEVICES)")
+    if (why := undivided(config, parts)) is not None:
+        raise NotSplit(why)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from arl_gpu.groups import groups_of
 from arl_gpu.registrations import NO_ENGINES, BadRegistration, Wish, registered
 from arl_gpu.services import ServiceFiles
 from arl_gpu.worker_client import WorkerDied
@@ -41,12 +42,15 @@ class Registry:
         learn: Callable[[int, Mapping[str, Any]], None],
         is_idle: Callable[[str], bool],
         engines: Mapping[str, int] = NO_ENGINES,
+        alike: int | None = None,
     ) -> None:
         """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node.
 
-        `engines`: the numbers of their devices, by name.
+        `engines`: the numbers of their devices, by name. `alike`: how many devices may compute a service together;
+        all, where nothing is said.
         """
         self._engines = engines
+        self._alike = len(owners) if alike is None else alike
         self._along = {each.name: each for each in files}
         self._owners, self._models = owners, models
         self._learn, self._is_idle = learn, is_idle
@@ -54,6 +58,7 @@ class Registry:
         self._reads = self._taken = 0
         """How often the wishes were read, and which of these reads is the one that is known."""
         self._offered = dict(self._along)
+        self._splits: dict[str, int] = {}
         self._pinned: set[str] = set()
         self._evicted: dict[str, float] = {}
         """Which drain of it was carried out."""
@@ -81,6 +86,11 @@ class Registry:
     def judges(self) -> Iterator[ServiceFiles]:
         """Those that an engine serves."""
         return (each for each in self._offered.values() if each.engine is not None)
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """In how many parts those are that several devices compute together."""
+        return self._splits
 
     def slots(self, each: int) -> dict[str, int]:
         """One that is drained takes nothing new."""
@@ -161,7 +171,7 @@ class Registry:
     def _registered(self, wish: Wish) -> ServiceFiles | None:
         """None also where it can't be understood: one bad registration is no matter of the others'."""
         try:
-            return registered(wish, self._models, self._engines)
+            return registered(wish, self._models, self._engines, devices=self._alike)
         except BadRegistration as error:
             health = f"bad_registration: {error}"
             if self._troubles.get(wish.name) != health:
@@ -170,14 +180,17 @@ class Registry:
             return None
 
     async def _offer(self, files: ServiceFiles) -> None:
-        if (before := self._offered.get(files.name)) is not None and before.device != files.device:
+        before = self._offered.get(files.name)
+        if before is not None and (before.device, before.parallel) != (files.device, files.parallel):
             await self._forget(files.name)
         with self._blamed(files.name):
             if files.name in self._pinned:  # of what it was, which may be an engine that stays
                 await self._pin(files.name, on=False)
             for number, owner in self._owners_of(files):
-                self._heard(files.name, number, await owner.offer(files.spec))
+                self._heard(files.name, number, await owner.offer(files.spec_on(number)))
         self._offered[files.name] = files
+        if files.parallel > 1:
+            self._splits[files.name] = files.parallel
 
     async def _forget(self, name: str) -> None:
         """It takes nothing more, whatever becomes of its weights."""
@@ -186,7 +199,7 @@ class Registry:
             with suppress(WorkerDied):  # what it had ended with it
                 self._heard(name, number, await owner.forget(name))
         self._pinned.discard(name)
-        for kept in (self._evicted, self._stays, self._troubles):
+        for kept in (self._evicted, self._stays, self._troubles, self._splits):
             kept.pop(name, None)
 
     async def _pin(self, name: str, *, on: bool) -> None:
@@ -213,22 +226,29 @@ class Registry:
             self._stays[name] = f"{trouble[0]['error']}: {trouble[0]['message']}"
 
     async def _load(self, files: ServiceFiles, at: float) -> None:
-        """Onto the first device that has room. Where it fails, its health says why.
+        """Onto the first device, or the first devices together, that have room. Where it fails, its health says why.
 
         One that its worker dies of is not asked for again: it would end the next worker, too.
         """
         if not self._is_still(files):
             return
         self._loaded[files.name] = at
-        for number, owner in self._owners_of(files):
+        for group in self._groups_of(files):
+            if not await self._load_onto(group, files):
+                return
+
+    async def _load_onto(self, group: Sequence[int], files: ServiceFiles) -> bool:
+        """Whether there was no room, or other trouble, on one of them."""
+        for number in group:
             with self._blamed(files.name):
-                answer = await owner.restore(files.name)
+                answer = await self._owners[number].restore(files.name)
             if not self._is_still(files):
                 self._learn(number, answer)
-                return
+                return False
             self._heard(files.name, number, answer)
-            if "error" not in answer:
-                return
+            if "error" in answer:
+                return True
+        return False
 
     def _is_still(self, files: ServiceFiles) -> bool:
         """While something was waited for, its name may have become another's, or nobody's."""
@@ -247,8 +267,13 @@ class Registry:
 
     def _owners_of(self, files: ServiceFiles | None) -> list[tuple[int, Owner]]:
         """Of the devices that it may be on, with their numbers."""
-        device = files.device if files is not None else None
-        return [(at, each) for at, each in enumerate(self._owners) if device in (None, at)]
+        return [(number, self._owners[number]) for group in self._groups_of(files) for number in group]
+
+    def _groups_of(self, files: ServiceFiles | None) -> list[Sequence[int]]:
+        """Numbers of the devices that may compute it together, or each by itself."""
+        if files is not None and files.device is not None:
+            return [(files.device,)]
+        return list(groups_of(len(self._owners), 1 if files is None else files.parallel))
 
     def _may_leave(self, files: ServiceFiles) -> bool:
         """Idle and drained, and so is whatever else its engine serves."""

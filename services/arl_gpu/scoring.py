@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from arl_core.fence import Fence
 from arl_core.residency import Residence
+from arl_gpu.groups import Groups
 from arl_gpu.jobs import Job, Report
 from arl_gpu.judging import Judging
 from arl_gpu.kinds.model import Entry, Item
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.turns import Batch, Part, Place, Turns
-from arl_gpu.worker_client import WorkerDied
+from arl_gpu.worker_client import Part as PartOfWorker
 
 __all__ = ["Scorer", "Scoring"]
 
@@ -42,6 +43,12 @@ class Scorer(Protocol):
         """
         ...
 
+    @property
+    def turn(self) -> asyncio.Lock: ...
+    async def ready(self) -> int: ...
+    async def score_part(
+        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: PartOfWorker
+    ) -> dict[str, Any]: ...
     async def end(self) -> int | None: ...
     async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
     async def release(self, engine: str) -> dict[str, Any]: ...
@@ -66,6 +73,7 @@ class _Device:
     """The service whose batch it computes."""
     work: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: int = 0
+    """Of its worker, or of another one that computed with it, each in a batch that it took."""
     parked: deque[Batch] = field(default_factory=deque)
     """What finds room once an engine that is in use is released."""
 
@@ -93,12 +101,14 @@ class Scoring:
         turns: Turns,
         metrics: GpuMetrics,
         judging: Judging | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self._devices = [_Device(number, worker) for number, worker in enumerate(workers)]
         self._report, self._failed = report, failed
         self._jobs = turns
         self._metrics = metrics
         self._judging = judging or Judging({}, workers, lambda: ())
+        self._groups = groups or Groups(workers)
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,10 +124,12 @@ class Scoring:
 
     @property
     def states(self) -> Mapping[str, Residence]:
-        """Of each service, where it is nearest to a forward."""
+        """Of each service, where it is nearest to a forward: all parts of it, where it has several."""
         found: dict[str, Residence] = {}
         for device in self._devices:
-            for name, state in device.states.items():
+            for name in device.states:
+                parts = [self._devices[at].states for at in self._groups.members(name, device.number)]
+                state = min((each.get(name, Residence.COLD) for each in parts), key=NEARNESS.index)
                 found[name] = max(found.get(name, Residence.COLD), state, key=NEARNESS.index)
         return found
 
@@ -145,6 +157,7 @@ class Scoring:
         for job in self._jobs:
             _stop_timer(job)
         await asyncio.gather(*(device.worker.end() for device in self._devices))
+        self._groups.close()
 
     def add(self, job: Job) -> None:
         self._jobs.add(job, now=time.monotonic())
@@ -177,7 +190,7 @@ class Scoring:
                 self._wake()
 
     def _next_batch(self, device: _Device) -> Batch:
-        while device.parked and not self._judging.is_busy(device.number):
+        while device.parked and not self._is_busy(device, device.parked[0]):
             if batch := [part for part in device.parked.popleft() if not self.is_over(part.job)]:
                 return batch
         return self._jobs.next_batch(self._place(device), now=time.monotonic())
@@ -191,15 +204,29 @@ class Scoring:
         device.work.clear()
 
     def _place(self, device: _Device) -> Place:
-        parked = {batch[0].job.service for batch in device.parked}
+        number, parked = device.number, {batch[0].job.service for batch in device.parked}
+        makes_room = any(number in self._members(other, batch) for other in self._devices for batch in other.parked)
         return Place(
-            closed=parked | self._judging.closed(device.number, makes_room=bool(parked)),
-            number=device.number,
+            closed=parked | self._groups.led_elsewhere(number) | self._judging.closed(number, makes_room=makes_room),
+            number=number,
             resident=device.services_in(Residence.RESIDENT),
             restoring=device.services_in(Residence.RESTORING),
             fitting=device.fitting,
-            elsewhere={name for other in self._devices if other is not device for name in other.holds},
+            elsewhere={
+                name
+                for other in self._devices
+                if other is not device
+                for name in other.holds
+                if other.number not in self._groups.members(name, number)
+            },
         )
+
+    def _members(self, device: _Device, batch: Batch) -> Sequence[int]:
+        """Numbers of the devices that compute it."""
+        return self._groups.members(batch[0].job.service, device.number)
+
+    def _is_busy(self, device: _Device, batch: Batch) -> bool:
+        return any(self._judging.is_busy(number) for number in self._members(device, batch))
 
     def is_over(self, job: Job) -> bool:
         return job.fence not in self._jobs
@@ -255,9 +282,9 @@ class Scoring:
             self._judging.begin(files, batch)
             return
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
-        was_busy = self._judging.is_busy(device.number)
+        was_busy = self._is_busy(device, batch)
         answer = await self._answer(device, service, items)
-        if answer.get("error") == "no_room" and (was_busy or self._judging.is_busy(device.number)):
+        if answer.get("error") == "no_room" and (was_busy or self._is_busy(device, batch)):
             device.parked.append(batch)
         elif "error" not in answer:
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
@@ -270,20 +297,22 @@ class Scoring:
             await self._run_apart(device, batch)
 
     async def _answer(self, device: _Device, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
-        """The worker's, or what it died of."""
-        try:
-            answer = await device.worker.score(service, items, self._waiting(device))
-        except WorkerDied as error:
-            log.warning("the worker died: %s", error)
+        """The workers', or what one of them died of."""
+        found = await self._groups.score(service, device.number, items, self.waiting_on)
+        for number, heard in found.heard.items():
+            self.learn(number, heard)
+        for number, message in found.died.items():
+            self._lost(self._devices[number], message)
+        if found.died:
             device.deaths += 1
-            self._metrics.worker_deaths.inc()
-            device.fitting = None
-            device.states, device.used_bytes = dict.fromkeys(device.states, Residence.COLD), 0
-            self._show("worker_died")
-            return {"error": "worker_died", "message": str(error)}
-        self.learn(device.number, answer)
-        self._show(answer.get("error", "ok"))
-        return answer
+        self._show(found.answer.get("error", "ok"))
+        return found.answer
+
+    def _lost(self, device: _Device, message: str) -> None:
+        log.warning("the worker died: %s", message)
+        self._metrics.worker_deaths.inc()
+        device.fitting = None
+        device.states, device.used_bytes = dict.fromkeys(device.states, Residence.COLD), 0
 
     def learn(self, number: int, answer: Mapping[str, Any]) -> None:
         """What is on a device now, as its worker said with any answer."""

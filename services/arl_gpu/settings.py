@@ -178,6 +178,11 @@ class GpuSettings(ManagerSettings):
         return self.host_mib or max(1, limit_bytes() >> 21)
 
     @property
+    def alike(self) -> int:
+        """Devices that may compute a service together: a CPU's and a GPU's have nothing to add up by."""
+        return len(self.devices) if len({each.partition(":")[0] for each in self.devices}) == 1 else 1
+
+    @property
     def threads(self) -> int:
         """Of a device; half of the cores in all: actions have them too, and threads that wait for others burn them."""
         return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * len(self.devices)))

@@ -1,0 +1,100 @@
+"""A node whose workers compute with torch, without the rest of a system around it."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from arl_core.fence import Fence
+from arl_gpu.groups import GRACE_S, Groups
+from arl_gpu.host_memory import HostMemory
+from arl_gpu.jobs import Job, Report
+from arl_gpu.metrics import GpuMetrics
+from arl_gpu.registrations import Wish
+from arl_gpu.registry import Registry
+from arl_gpu.scoring import Scoring
+from arl_gpu.turns import Turns
+from arl_gpu.worker import Config
+from arl_gpu.worker_client import Worker
+from arl_kit.metrics import Metrics
+
+__all__ = ["Node", "a_node", "a_worker", "wish"]
+
+BATCH_TOKENS = 24
+
+
+@dataclass
+class Node:
+    workers: Sequence[Worker]
+    registry: Registry
+    scoring: Scoring
+    ends: dict[Fence, "asyncio.Future[Report]"] = field(default_factory=dict)
+
+    async def offer(self, *wishes: Wish) -> None:
+        self.registry.wished(wishes, read=self.registry.next_read())
+        await self.registry.offer_all()
+        await self.registry.move_all()
+
+    async def scored(self, service: str, items: Sequence[dict[str, Any]]) -> Report:
+        job = Job(Fence(uuid4(), 1), service, 300.0, list(items), [len(item["token_ids"]) for item in items])
+        self.ends[job.fence] = asyncio.get_running_loop().create_future()
+        self.scoring.add(job)
+        return await self.ends[job.fence]
+
+
+@asynccontextmanager
+async def a_node(
+    models: Path, devices: int, *, device_mib: int = 64, limit_s: float = 60.0, grace_s: float = GRACE_S
+) -> AsyncIterator[Node]:
+    host = HostMemory()
+    workers = [a_worker(device_mib=device_mib, limit_s=limit_s, host=host) for _ in range(devices)]
+    registry = Registry([], workers, models, learn=lambda at, said: scoring.learn(at, said), is_idle=lambda name: True)
+    node: Node
+    scoring = Scoring(
+        workers,
+        lambda report: node.ends[report.fence].set_result(report),
+        failed=pytest.fail,
+        turns=Turns(batch_tokens=BATCH_TOKENS, begun_tokens=1000, swap_wait_s=0.05),
+        metrics=GpuMetrics(Metrics()),
+        groups=Groups(workers, lambda: registry.splits, grace_s=grace_s),
+    )
+    node = Node(workers, registry, scoring)
+    scoring.start()
+    try:
+        yield node
+    finally:
+        scoring.cancel(node.ends)
+        await scoring.stop()
+        host.close()
+
+
+def a_worker(*, device_mib: int, limit_s: float, host: HostMemory | None = None) -> Worker:
+    """It finds torch where this process does, which may be beside its environment."""
+    found = find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    begin = f"import runpy, sys; sys.path.insert(1, {str(Path(found.origin).parents[1])!r})"
+    script = f"{begin}; runpy.run_module('arl_gpu.worker', run_name='__main__', alter_sys=True)"
+    config = Config(services={}, device_mib=device_mib, copy_mib_per_s=None)
+    command = (sys.executable, "-P", "-W", "ignore", "-c", script)
+    return Worker(config, threads=1, limit_s=limit_s, host=host, command=command)
+
+
+def wish(name: str, kind: str, source: str, **options: Any) -> Wish:
+    return Wish(
+        name=name,
+        kind=kind,
+        source=source,
+        options=options,
+        pinned=False,
+        registered_at=1.0,
+        drained_at=None,
+        load_asked=None,
+    )
