@@ -12,35 +12,44 @@ from typing import Any
 import torch
 from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo
 
+from arl_gpu.together import Part, PeerGone
+
 __all__ = ["Ranks", "add"]
 
 LOOPBACK = "127.0.0.1"
 
 
 class Ranks:
-    """One rank's end. Made once all of them are there; `path` is a file that only these ranks ever used."""
+    """One rank's end. Made once all of them are there. Answers `arl_gpu.together.Peers`."""
 
-    def __init__(self, path: str, *, rank: int, size: int, limit_s: float, cuda: bool) -> None:
-        """Raises `RuntimeError`, as every exchange does, where the others are not there or not within `limit_s`."""
-        self.path, self.size = path, size
-        store = FileStore(path, size)
+    def __init__(self, part: Part, *, cuda: bool) -> None:
+        """Raises `PeerGone` where the others do not come."""
+        self._size = part.size
+        limit = timedelta(seconds=part.limit_s)
         options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=limit_s)
+        options._timeout = limit
         # Without a device of its own it would listen on whatever address the host's name has.
         options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        self._talk = ProcessGroupGloo(PrefixStore("talk", store), rank, size, options)
-        self._sum = _nccl(PrefixStore("sum", store), rank, size, limit_s) if cuda else self._talk
+        with _gone():
+            store = FileStore(part.path, part.size)
+            store.set_timeout(limit)
+            self._talk = ProcessGroupGloo(PrefixStore("talk", store), part.rank, part.size, options)
+            self._sum = _nccl(PrefixStore("sum", store), part, limit) if cuda else self._talk
 
     def agree(self, about: int) -> bool:
-        """Whether all ranks say the same; 0 agrees with nothing."""
-        said = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._talk.allgather([said], [torch.tensor([about])]).wait()
+        said = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        with _gone():
+            self._talk.allgather([said], [torch.tensor([about])]).wait()
         return about != 0 and all(each.item() == about for each in said)
+
+    def add(self, tensor: Any) -> Any:
+        with _gone():
+            self._sum.allreduce([tensor]).wait()
+        return tensor
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """`add` is of these ranks. Whatever goes wrong meanwhile, the others wait for nothing of this one's."""
-        before = _NOW.set(self._sum)
+        before = _NOW.set(self)
         try:
             yield
         except BaseException:
@@ -50,25 +59,31 @@ class Ranks:
             _NOW.reset(before)
 
     def leave(self) -> None:
-        """The others learn of it with their next exchange."""
-        for group in {self._sum, self._talk}:
-            group.abort()
+        """The others learn of it at once: nothing else holds the connections, so they are closed."""
+        if self._sum is not self._talk:
+            self._sum.abort()
+        self._sum = self._talk = None
 
 
-_NOW: ContextVar[Any] = ContextVar("sum")
+_NOW: ContextVar[Ranks] = ContextVar("ranks")
 
 
 def add(tensor: Any) -> Any:
-    """In its place, the sum over all ranks. Raises `LookupError` outside of a batch that they compute together."""
-    group = _NOW.get()
-    summed = tensor.contiguous()
-    group.allreduce([summed]).wait()
-    return summed
+    """The sum over all ranks. Raises `LookupError` outside of a batch that they compute together."""
+    return _NOW.get().add(tensor.contiguous())
 
 
-def _nccl(store: Any, rank: int, size: int, limit_s: float) -> Any:
+@contextmanager
+def _gone() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerGone(f"a worker of the same group is gone: {error}") from error
+
+
+def _nccl(store: Any, part: Part, limit: timedelta) -> Any:
     from torch.distributed import ProcessGroupNCCL  # no build of torch without CUDA has it
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=limit_s)
-    return ProcessGroupNCCL(store, rank, size, options)
+    options._timeout = limit
+    return ProcessGroupNCCL(store, part.rank, part.size, options)

@@ -13,14 +13,15 @@ from itertools import count
 from typing import Any, Protocol
 
 from arl_gpu.kinds.model import Item
-from arl_gpu.worker_client import Part, WorkerDied
+from arl_gpu.together import Part
+from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Found", "Groups", "Member", "groups_of"]
 
 GRACE_S = 5.0
 """For the others to notice that one of them is gone, which with sockets they do at once."""
-NOT_READY = "peer_not_ready"
-"""What a worker answers where another one could not begin."""
+BY_OTHERS = ("peer_gone", "peer_not_ready")
+"""What a worker answers where the fault is another one's."""
 ADDED = ("forward_cpu_s", "model_cpu_s")
 NO_SPLITS: Mapping[str, int] = {}
 
@@ -28,6 +29,8 @@ NO_SPLITS: Mapping[str, int] = {}
 class Member(Protocol):
     """A worker, as far as it has a part in a batch."""
 
+    @property
+    def limit_s(self) -> float: ...
     @property
     def turn(self) -> asyncio.Lock: ...
     async def ready(self) -> int: ...
@@ -118,11 +121,15 @@ class Groups:
                 meeting = await self._meeting(numbers)
             except WorkerDied as error:
                 return _died({numbers[0]: str(error)}, {})
+            workers = [self._workers[number] for number in numbers]
             parts = [
-                self._workers[number].score_part(
-                    service, items, waiting(number), Part(meeting.path, meeting.number, rank, len(numbers))
+                worker.score_part(
+                    service,
+                    items,
+                    waiting(number),
+                    Part(meeting.path, meeting.number, rank, len(numbers), worker.limit_s),
                 )
-                for rank, number in enumerate(numbers)
+                for rank, (number, worker) in enumerate(zip(numbers, workers, strict=True))
             ]
             found = _joined(numbers, await self._ended(parts))
             if "error" in found.answer:
@@ -178,7 +185,7 @@ def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]
         return _died(died, heard)
     failed = [each for each in heard.values() if "error" in each]
     if failed:
-        return Found(next((each for each in failed if each["error"] != NOT_READY), failed[0]), heard)
+        return Found(next((each for each in failed if each["error"] not in BY_OTHERS), failed[0]), heard)
     return Found(_added([*heard.values()]), heard)
 
 

@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 from arl_core.fence import Fence
 from arl_core.residency import Residence
-from arl_gpu.groups import Groups
+from arl_gpu.groups import Groups, Member
 from arl_gpu.jobs import Job, Report
 from arl_gpu.judging import Judging
 from arl_gpu.kinds.model import Entry, Item
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.turns import Batch, Part, Place, Turns
-from arl_gpu.worker_client import Part as PartOfWorker
 
 __all__ = ["Scorer", "Scoring"]
 
@@ -33,7 +32,7 @@ NEARNESS = tuple(Residence)
 log = logging.getLogger(__name__)
 
 
-class Scorer(Protocol):
+class Scorer(Member, Protocol):
     """Whatever owns the device. One order at a time."""
 
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
@@ -43,12 +42,6 @@ class Scorer(Protocol):
         """
         ...
 
-    @property
-    def turn(self) -> asyncio.Lock: ...
-    async def ready(self) -> int: ...
-    async def score_part(
-        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: PartOfWorker
-    ) -> dict[str, Any]: ...
     async def end(self) -> int | None: ...
     async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
     async def release(self, engine: str) -> dict[str, Any]: ...

@@ -11,11 +11,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from arl_core.eviction import Eviction
 from arl_core.residency import Busy, Residence
@@ -29,6 +28,7 @@ from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 from arl_gpu.services import NotSplit
+from arl_gpu.together import Meetings, Part, PeerGone, PeerNotReady, Peers, mark
 
 __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
 
@@ -39,10 +39,6 @@ ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
 """The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
 
 
-class PeerNotReady(Exception):
-    """Another worker of the same batch could not begin, or has something else of that name; so none began."""
-
-
 CODES: Mapping[type[Exception], str] = {
     NoRoom: "no_room",
     CopyFailed: "copy_failed",
@@ -51,6 +47,7 @@ CODES: Mapping[type[Exception], str] = {
     EngineTrouble: "engine_trouble",
     WakeFailed: "wake_failed",
     NotSplit: "not_split",
+    PeerGone: "peer_gone",
     PeerNotReady: "peer_not_ready",
 }
 """Of an order that was not carried out: the nearest of the error's classes."""
@@ -97,21 +94,6 @@ def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None
     return CudaDevice(int(name.removeprefix("cuda:")), shared=shared)
 
 
-class _Peers(Protocol):
-    """Who computes a batch with this worker."""
-
-    def agree(self, about: int) -> bool: ...
-    def computing(self) -> AbstractContextManager[None]: ...
-
-
-class _Nobody:
-    def agree(self, about: int) -> bool:
-        return True
-
-    def computing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
 class _Worker:
     def __init__(self, config: Config, keys: Mapping[str, str], on_step: Callable[[], None]) -> None:
         self._specs = dict(config.services)
@@ -122,9 +104,7 @@ class _Worker:
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
         self._models: dict[str, Model] = {}
-        self._on_gpu = config.device != "cpu"
-        self._ranks: dict[int, tuple[int, Any]] = {}
-        """`arl_gpu.collective.Ranks` that this worker is one of, by how many they are, and where they met."""
+        self._meetings = Meetings(cuda=config.device != "cpu")
         self._engines = Engines(
             config.engines,
             self._residency,
@@ -179,10 +159,11 @@ class _Worker:
         together: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """What is needed next is copied meanwhile. `together`: with which others it is computed."""
-        peers: _Peers = self._joined(**together) if together is not None else _Nobody()
+        part = Part(**together) if together is not None else None
+        peers = self._meetings.peers(part)
         begun = time.monotonic()
         waiting = [self._place(each) for each in waiting]
-        with self._brought(service, waiting, peers, together) as (model, content, was_there):
+        with self._brought(service, waiting, peers, part) as (model, content, was_there):
             waited_s = time.monotonic() - begun
             self._residency.prefetch(waiting)
             cpu = time.process_time()
@@ -190,7 +171,7 @@ class _Worker:
                 scored = model.score(items, content)
             model_cpu_s = time.process_time() - cpu
         return {
-            "entries": scored.entries if together is None or together["rank"] == 0 else [],
+            "entries": scored.entries if part is None or part.rank == 0 else [],
             "texts": scored.texts,
             "tokens": scored.tokens,
             "padding": scored.padding,
@@ -203,7 +184,7 @@ class _Worker:
 
     @contextmanager
     def _brought(
-        self, service: str, waiting: Sequence[str], peers: _Peers, together: Mapping[str, Any] | None
+        self, service: str, waiting: Sequence[str], peers: Peers, part: Part | None
     ) -> Iterator[tuple[Model, Any, bool]]:
         """Its model, its bytes on the device, and whether they were there, once all peers have theirs.
 
@@ -215,24 +196,12 @@ class _Worker:
                 was_there = self._residency.states[service] is Residence.RESIDENT
                 content = stack.enter_context(self._residency.using(service, waiting=waiting))
             except Exception:
-                with suppress(RuntimeError):  # of an exchange: then they have heard of worse
+                with suppress(PeerGone):  # then they have heard of worse
                     peers.agree(0)
                 raise
-            if not peers.agree(_mark(self._specs[service], together)):
+            if not peers.agree(mark(self._specs[service], part)):
                 raise PeerNotReady(f"not all workers that compute {service} together could begin")
             yield model, content, was_there
-
-    def _joined(self, path: str, meeting: int, rank: int, size: int, limit_s: float) -> _Peers:
-        """Raises `RuntimeError` where the others do not come."""
-        from arl_gpu.collective import Ranks  # torch comes with it
-
-        if self._ranks.get(size, (0, None))[0] != meeting:
-            if (before := self._ranks.pop(size, None)) is not None:
-                before[1].leave()
-            ranks = Ranks(path, rank=rank, size=size, limit_s=limit_s, cuda=self._on_gpu)
-            self._ranks[size] = meeting, ranks
-        joined: _Peers = self._ranks[size][1]
-        return joined
 
     def _offer(self, spec: dict[str, Any], host: str | None = None) -> dict[str, Any]:
         """From now on it can be scored. The same one again is nothing; another of that name takes its place."""
@@ -319,16 +288,6 @@ class _Worker:
             self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
             self._models[service] = model
         return self._models[service]
-
-
-def _mark(spec: Mapping[str, Any], together: Mapping[str, Any] | None) -> int:
-    """What all ranks of a batch have to have alike; 0 where this part is not the one that is asked for."""
-    options = dict(spec.get("options", {}))
-    part = {"rank": options.pop("rank", 0), "size": options.get("tensor_parallel") or 1}
-    if together is not None and not part.items() <= together.items():
-        return 0
-    said = json.dumps({**spec, "options": options}, sort_keys=True)
-    return int.from_bytes(sha256(said.encode()).digest()[:7]) | 1
 
 
 def _told(error: Exception) -> str:

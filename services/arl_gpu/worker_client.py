@@ -16,11 +16,12 @@ from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
 from arl_gpu.messages import STEP, checked, read, write
 from arl_gpu.residency import Moves
+from arl_gpu.together import Part
 from arl_gpu.worker import ENGINE_KEYS, Config
 from arl_kit.passed_on import passed_on
 from arl_store.child import spawn
 
-__all__ = ["Part", "Worker", "WorkerDied"]
+__all__ = ["Worker", "WorkerDied"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 """What numpy and torch ask, and the tokenizer."""
@@ -47,19 +48,6 @@ log = logging.getLogger(__name__)
 
 class WorkerDied(Exception):
     """It could not be started, or it ended or was ended before it answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One of `size` workers in a batch of all of them, who find each other by the file at `path`.
-
-    `meeting`: another number is another one, whatever its path.
-    """
-
-    path: str
-    meeting: int
-    rank: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +95,11 @@ class Worker:
             return await self._ask(order, items=len(items))
 
     @property
+    def limit_s(self) -> float:
+        """The longest that an order may take."""
+        return self._limit_s
+
+    @property
     def turn(self) -> asyncio.Lock:
         """Held by whoever gives it an order. Whoever gives one to several workers at once holds theirs, in order."""
         return self._order_lock
@@ -120,8 +113,7 @@ class Worker:
     ) -> dict[str, Any]:
         """As `score`, together with others; the entries are the first rank's. For whoever has its turn."""
         order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-        together = asdict(part) | {"limit_s": self._limit_s}
-        return await self._ask(order | {"together": together}, items=len(items) if part.rank == 0 else 0)
+        return await self._ask(order | {"together": asdict(part)}, items=len(items) if part.rank == 0 else 0)
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
         """A service, or a change of one. Known to each worker that is started from now on."""

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_gpu.groups import GRACE_S, Groups
+from arl_gpu.groups import Groups
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.jobs import Job, Report
 from arl_gpu.metrics import GpuMetrics
@@ -28,12 +28,14 @@ from arl_kit.metrics import Metrics
 __all__ = ["Node", "a_node", "a_worker", "wish"]
 
 BATCH_TOKENS = 24
+LIMIT_S = 60.0
 
 
 @dataclass
 class Node:
     workers: Sequence[Worker]
     registry: Registry
+    groups: Groups
     scoring: Scoring
     ends: dict[Fence, "asyncio.Future[Report]"] = field(default_factory=dict)
 
@@ -50,12 +52,12 @@ class Node:
 
 
 @asynccontextmanager
-async def a_node(
-    models: Path, devices: int, *, device_mib: int = 64, limit_s: float = 60.0, grace_s: float = GRACE_S
-) -> AsyncIterator[Node]:
+async def a_node(models: Path, devices: int, *, device_mib: int, before: str = "") -> AsyncIterator[Node]:
+    """`before`: what its workers run before they are workers."""
     host = HostMemory()
-    workers = [a_worker(device_mib=device_mib, limit_s=limit_s, host=host) for _ in range(devices)]
+    workers = [a_worker(device_mib=device_mib, host=host, before=before) for _ in range(devices)]
     registry = Registry([], workers, models, learn=lambda at, said: scoring.learn(at, said), is_idle=lambda name: True)
+    groups = Groups(workers, lambda: registry.splits)
     node: Node
     scoring = Scoring(
         workers,
@@ -63,9 +65,9 @@ async def a_node(
         failed=pytest.fail,
         turns=Turns(batch_tokens=BATCH_TOKENS, begun_tokens=1000, swap_wait_s=0.05),
         metrics=GpuMetrics(Metrics()),
-        groups=Groups(workers, lambda: registry.splits, grace_s=grace_s),
+        groups=groups,
     )
-    node = Node(workers, registry, scoring)
+    node = Node(workers, registry, groups, scoring)
     scoring.start()
     try:
         yield node
@@ -75,16 +77,19 @@ async def a_node(
         host.close()
 
 
-def a_worker(*, device_mib: int, limit_s: float, host: HostMemory | None = None) -> Worker:
+def a_worker(*, device_mib: int, host: HostMemory | None = None, before: str = "") -> Worker:
     """It finds torch where this process does, which may be beside its environment."""
     found = find_spec("torch")
     assert found is not None
     assert found.origin is not None
-    begin = f"import runpy, sys; sys.path.insert(1, {str(Path(found.origin).parents[1])!r})"
-    script = f"{begin}; runpy.run_module('arl_gpu.worker', run_name='__main__', alter_sys=True)"
+    script = f"""
+import runpy, sys
+sys.path.insert(1, {str(Path(found.origin).parents[1])!r})
+{before}
+runpy.run_module('arl_gpu.worker', run_name='__main__', alter_sys=True)
+"""
     config = Config(services={}, device_mib=device_mib, copy_mib_per_s=None)
-    command = (sys.executable, "-P", "-W", "ignore", "-c", script)
-    return Worker(config, threads=1, limit_s=limit_s, host=host, command=command)
+    return Worker(config, threads=1, limit_s=LIMIT_S, host=host, command=(sys.executable, "-P", "-c", script))
 
 
 def wish(name: str, kind: str, source: str, **options: Any) -> Wish:

@@ -21,8 +21,9 @@ import transformers
 
 from arl_gpu.jobs import Report
 from arl_gpu.kinds import load
-from arl_gpu.kinds.model import Entry
-from support.parallel import Node, a_node, wish
+from arl_gpu.kinds.model import Entry, Model
+from support.conditions import eventually
+from support.parallel import LIMIT_S, Node, a_node, wish
 
 TOLERANCE = 1e-5
 """Absolute, of float32: sums over ranks add in another order."""
@@ -53,15 +54,40 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     saved(directory / "reward", transformers.LlamaForSequenceClassification(biased), seed=1)
     saved(directory / "teacher", transformers.Qwen3ForCausalLM(qwen(**SIZE, head_dim=8)), seed=2)
     saved(directory / "large", transformers.LlamaForCausalLM(llama(**SIZE | LARGE)), seed=3)
+    middle = llama(**SIZE | LARGE | {"num_hidden_layers": 1})
+    saved(directory / "middle", transformers.LlamaForCausalLM(middle), seed=5)
     bert = transformers.BertConfig(**SIZE | {"num_labels": 1})
     saved(directory / "bert", transformers.BertForSequenceClassification(bert), seed=4)
     return directory
 
 
+FAILING = """
+import os, pathlib
+from arl_gpu import collective
+told, really_add, really_leave = pathlib.Path({told!r}), collective.add, collective.Ranks.leave
+def add(tensor):
+    if told.read_text().startswith(f"{{os.getpid()}} "):
+        raise ValueError("made to fail by the test")
+    return really_add(tensor)
+def leave(ranks):
+    if told.read_text() != f"{{os.getpid()}} stays":
+        really_leave(ranks)
+collective.add, collective.Ranks.leave = add, leave
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Which worker's forwards fail, and how."""
+    path = tmp_path_factory.mktemp("told") / "told"
+    path.write_text("")
+    return path
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(models: Path) -> AsyncIterator[Node]:
+async def pair(models: Path, told: Path) -> AsyncIterator[Node]:
     """Two devices with room for half of the large model each, and for any of the small ones beside it."""
-    async with a_node(models, 2, device_mib=6) as node:
+    async with a_node(models, 2, device_mib=6, before=FAILING.format(told=str(told))) as node:
         yield node
 
 
@@ -74,9 +100,13 @@ def saved(directory: Path, model: Any, *, seed: int) -> None:
     model.save_pretrained(directory)
 
 
-def whole(models: Path, source: str, items: Sequence[dict[str, Any]] = ITEMS) -> list[Entry]:
-    model = load({"kind": KINDS[source], "directory": str(models / source), "options": {}})
-    return model.score(items, model.weights.content).entries
+def model_of(models: Path, source: str) -> Model:
+    return load({"kind": KINDS[source], "directory": str(models / source), "options": {}})
+
+
+def whole(models: Path, source: str) -> list[Entry]:
+    model = model_of(models, source)
+    return model.score(ITEMS, model.weights.content).entries
 
 
 def entries(report: Report) -> list[Entry]:
@@ -97,8 +127,8 @@ async def test_scores_of_two_devices_together_are_those_of_the_whole_model(
 ) -> None:
     await pair.offer(wish("it", KINDS[source], source, tensor_parallel=2))
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, source))
-    assert pair.scoring.states["it"] == "resident"
-    assert all(device.states["it"] == "resident" for device in pair.scoring._devices), "each has its part"
+    sizes = [device.used_bytes for device in pair.scoring._devices]
+    assert all(0 < size < 0.7 * len(model_of(models, source).weights.content) for size in sizes), "each has its part"
 
 
 async def test_a_model_that_fits_on_no_device_is_scored_by_two(pair: Node, models: Path) -> None:
@@ -106,3 +136,136 @@ async def test_a_model_that_fits_on_no_device_is_scored_by_two(pair: Node, model
     report = await pair.scored("alone", ITEMS)
     assert (report.outcome, report.reason) == ("infra_error", "no_room")
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "large"))
+
+
+async def test_workers_that_compute_together_listen_to_this_machine_alone(pair: Node, models: Path) -> None:
+    await pair.offer(wish("it", "logprobs", "teacher", tensor_parallel=2))
+    entries(await pair.scored("it", ITEMS))
+    listening = [address for worker in pair.workers for address in listening_of(worker.pid)]
+    assert listening
+    assert set(listening) == {"0100007F"}
+
+
+async def test_one_rank_without_room_is_an_error_after_which_both_go_on(pair: Node, models: Path) -> None:
+    await pair.offer(wish("it", "logprobs", "large", tensor_parallel=2))
+    assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "large"))
+    pids, there = [worker.pid for worker in pair.workers], pair.workers[1]
+    await there.offer({"name": "beside", "kind": "logprobs", "directory": str(models / "middle"), "options": {}})
+    await there.pin("beside", on=True)
+    await there.restore("beside")
+    report = await pair.scored("it", ITEMS)
+    assert (report.outcome, report.reason) == ("infra_error", "no_room")
+    await there.forget("beside")
+    assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "large"))
+    assert [worker.pid for worker in pair.workers] == pids
+
+
+@pytest.mark.parametrize("how", ["leaves", "stays"])
+async def test_a_rank_that_fails_in_the_middle_of_a_forward_fails_its_batch_alone(
+    pair: Node, models: Path, told: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stays connected lets the other wait, which is then ended."""
+    await pair.offer(wish("it", "logprobs", "teacher", tensor_parallel=2))
+    entries(await pair.scored("it", ITEMS))
+    first, second = (worker.pid for worker in pair.workers)
+    if how == "stays":
+        monkeypatch.setattr(pair.groups, "_grace_s", 0.1)
+    told.write_text(f"{second} {how}")
+    report = await pair.scored("it", ITEMS)
+    told.write_text("")
+    assert report.reason == ("forward_failed" if how == "leaves" else "worker_died")
+    assert [worker.pid for worker in pair.workers] == [first if how == "leaves" else None, second]
+    monkeypatch.undo()
+    assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "teacher"))
+
+
+async def test_parts_of_different_registrations_are_never_one_score(pair: Node, models: Path) -> None:
+    """As while it is offered to one worker after the other."""
+    old = wish("it", "logprobs", "teacher", tensor_parallel=2)
+    await pair.offer(old)
+    entries(await pair.scored("it", ITEMS))
+    files = pair.registry.offered[0]
+    await pair.workers[0].offer(replace(files, registered_at=2.0).spec_on(0))
+    report = await pair.scored("it", ITEMS)
+    assert (report.outcome, report.reason) == ("infra_error", "peer_not_ready")
+    await pair.workers[0].offer(files.spec_on(1))
+    assert (await pair.scored("it", ITEMS)).reason == "peer_not_ready", "a rank twice"
+    await pair.workers[0].offer(files.spec_on(0))
+    assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "teacher"))
+
+
+async def test_what_has_no_plan_is_refused_with_what_to_do(pair: Node, models: Path) -> None:
+    await pair.offer(replace(wish("it", "sequence-classifier", "bert", tensor_parallel=2), load_asked=1.0))
+    report = await pair.scored("it", ITEMS)
+    sentence = "transformers has no plan for splitting BertForSequenceClassification: register it without"
+    assert (report.outcome, report.reason) == ("infra_error", "not_split")
+    assert sentence in (report.message or "")
+    assert pair.registry.health["it"].startswith(f"not_split: {sentence}")
+
+
+async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_score(
+    pair: Node, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pair.offer(wish("it", "logprobs", "teacher", tensor_parallel=2))
+    wanted = whole(models, "teacher")
+    assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
+    first, second = (worker.pid for worker in pair.workers)
+    assert second is not None
+    os.kill(second, signal.SIGSTOP)
+    going = asyncio.create_task(pair.scored("it", ITEMS))
+    await eventually(lambda: pair.workers[1].turn.locked())
+    os.kill(second, signal.SIGKILL)
+    assert (await going).reason == "worker_died"
+    assert pair.workers[0].pid == first, "it noticed by itself"
+    assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
+    for worker in pair.workers:
+        monkeypatch.setattr(worker, "_limit_s", 1.0)
+    assert pair.workers[1].pid is not None
+    os.kill(pair.workers[1].pid, signal.SIGSTOP)
+    assert (await pair.scored("it", ITEMS)).reason == "worker_died"
+    for worker in pair.workers:
+        monkeypatch.setattr(worker, "_limit_s", LIMIT_S)
+    assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
+
+
+async def test_groups_of_two_and_of_four_and_whole_services_share_devices_that_hold_few_of_them(models: Path) -> None:
+    """Also while their workers are killed: each report is right, or says that a worker died."""
+    rng = random.Random(5)
+    splits = {"one": 1, "two": 2, "four": 4}
+    wishes = [
+        wish(f"{source} {name}", KINDS[source], source, **({"tensor_parallel": parts} if parts > 1 else {}))
+        for name, parts in splits.items()
+        for source in ("reward", "teacher")
+    ]
+    wanted = {source: whole(models, source) for source in ("reward", "teacher")}
+    processes = children()
+    async with a_node(models, 4, device_mib=1) as node:
+        await node.offer(*wishes)
+        for kills in (0, 3):
+            asked = [(rng.choice(wishes), rng.randrange(1, len(ITEMS) + 1)) for _ in range(30)]
+            going = [asyncio.create_task(node.scored(each.name, ITEMS[:count])) for each, count in asked]
+            for _ in range(kills):
+                await asyncio.wait(rng.sample(going, 3), return_when=asyncio.FIRST_COMPLETED)
+                if (pid := rng.choice(node.workers).pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(100):
+                reports = await asyncio.gather(*going)
+            for (each, count), report in zip(asked, reports, strict=True):
+                if not kills or report.outcome == "ok":
+                    assert_alike(entries(report), wanted[str(each.source)][:count])
+                else:
+                    assert report.reason == "worker_died"
+    assert children() == processes
+
+
+def listening_of(pid: int | None) -> list[str]:
+    """Local addresses, as the kernel writes them."""
+    sockets = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()}
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    return [line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+
+
+def children() -> set[int]:
+    return {int(pid) for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()}

@@ -1,0 +1,211 @@
+"""One order for all workers of a group: who leads, who waits for whom, and what is made of their answers."""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from arl_core.fence import Fence
+from arl_gpu.groups import Found, Groups, groups_of
+from arl_gpu.host_memory import HostMemory
+from arl_gpu.jobs import Job, Report
+from arl_gpu.kinds.model import Item
+from arl_gpu.metrics import GpuMetrics
+from arl_gpu.scoring import Scoring
+from arl_gpu.services import ServiceFiles
+from arl_gpu.together import Part, mark
+from arl_gpu.turns import Turns
+from arl_gpu.worker_client import WorkerDied
+from arl_kit.metrics import Metrics
+from support.gpu import scored
+
+SPLITS = {"two": 2, "four": 4}
+ITEMS = [{"text": "aa"}]
+
+
+class Member:
+    """Answers `arl_gpu.groups.Member`. It does what the test says, once all of its group are there, as ranks do."""
+
+    limit_s = 60.0
+
+    def __init__(self, pid: int) -> None:
+        self.turn, self.pid = asyncio.Lock(), pid
+        self.parts: list[tuple[str, Part]] = []
+        self.cancelled = False
+        self.answers: list[Any] = []
+        self.meets: dict[int, asyncio.Barrier] = {}
+
+    async def ready(self) -> int:
+        assert self.turn.locked()
+        return self.pid
+
+    async def score_part(self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part) -> Any:
+        self.parts.append((service, part))
+        answer = self.answers.pop(0) if self.answers else scored(items) | {"entries": [{"score": part.rank}]}
+        try:
+            if isinstance(answer, asyncio.Future):
+                await answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            await self.meets.setdefault(part.meeting, asyncio.Barrier(part.size)).wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return answer
+
+    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
+        async with self.turn:
+            await asyncio.sleep(0)
+            return scored(items)
+
+    async def end(self) -> None: ...
+
+
+def members(count: int) -> list[Member]:
+    found, meets = [Member(100 + number) for number in range(count)], dict[int, asyncio.Barrier]()
+    for member in found:
+        member.meets = meets
+    return found
+
+
+def groups_over(workers: Sequence[Member], splits: Mapping[str, int] = SPLITS, *, grace_s: float = 5.0) -> Groups:
+    return Groups(workers, lambda: splits, grace_s=grace_s)
+
+
+async def score(groups: Groups, service: str = "two", leader: int = 0) -> Found:
+    async with asyncio.timeout(10):
+        return await groups.score(service, leader, ITEMS, lambda number: ())
+
+
+def refused(code: str) -> dict[str, Any]:
+    return {"error": code, "message": f"why {code}", "states": {}, "used_bytes": 0, "moves": {}, "fitting": []}
+
+
+def test_devices_are_in_consecutive_groups_whose_first_one_leads_and_some_are_left_over() -> None:
+    groups = groups_over(members(5))
+    assert [tuple(each) for each in groups_of(5, 2)] == [(0, 1), (2, 3)]
+    assert [tuple(groups.members("two", number)) for number in range(5)] == [(0, 1), (0, 1), (2, 3), (2, 3), ()]
+    assert [tuple(groups.members("whole", number)) for number in (0, 4)] == [(0,), (4,)]
+    everything = {"two", "four"}
+    assert [groups.led_elsewhere(at) for at in range(5)] == [set(), everything, {"four"}, everything, everything]
+
+
+async def test_the_first_rank_s_entries_are_the_answer_and_what_all_took_is_added() -> None:
+    workers = members(2)
+    for rank, worker in enumerate(workers):
+        worker.answers = [scored(ITEMS) | {"entries": [{"score": rank}], "forward_cpu_s": rank + 1, "restore_s": rank}]
+    found = await score(groups_over(workers))
+    assert (found.answer["entries"], found.answer["forward_cpu_s"], found.answer["restore_s"]) == ([{"score": 0}], 3, 1)
+    assert (sorted(found.heard), found.died) == ([0, 1], {})
+
+
+async def test_groups_that_overlap_and_orders_of_single_devices_never_wait_for_each_other_for_ever() -> None:
+    workers, rng = members(4), random.Random(3)
+    groups = groups_over(workers)
+    asked = [("two", 0), ("two", 2), ("four", 0), *(("whole", number) for number in range(4))]
+    going = [score(groups, *rng.choice(asked)) for _ in range(300)]
+    assert all("error" not in found.answer for found in await asyncio.gather(*going))
+    orders = [[service for service, _ in worker.parts] for worker in workers]
+    assert (orders[0], orders[2]) == (orders[1], orders[3])
+
+
+async def test_workers_meet_once_and_anew_after_one_of_them_is_another_or_something_failed() -> None:
+    workers = members(2)
+    groups = groups_over(workers)
+
+    async def meeting() -> int:
+        await score(groups)
+        (_, one), (_, other) = (worker.parts[-1] for worker in workers)
+        assert (one.meeting, one.path, one.rank, other.rank) == (other.meeting, other.path, 0, 1)
+        return one.meeting
+
+    assert [await meeting(), await meeting()] == [1, 1]
+    workers[1].pid = 200
+    assert await meeting() == 2
+    workers[0].answers, workers[1].answers = [refused("no_room")], [refused("peer_not_ready")]
+    assert [await meeting(), await meeting()] == [2, 3]
+    groups.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_the_trouble_is_that_of_the_rank_that_has_it(first: bool) -> None:
+    workers = members(2)
+    codes = ("no_room", "peer_not_ready") if first else ("peer_gone", "no_room")
+    for worker, code in zip(workers, codes, strict=True):
+        worker.answers = [refused(code)]
+    found = await score(groups_over(workers))
+    assert (found.answer["error"], found.answer["message"]) == ("no_room", "why no_room")
+
+
+async def test_once_one_rank_has_died_those_that_wait_for_it_are_ended() -> None:
+    workers = members(4)
+    workers[2].answers = [WorkerDied("killed")]
+    found = await score(groups_over(workers, grace_s=0.01), "four")
+    assert (found.answer["error"], sorted(found.died), found.died[2]) == ("worker_died", [0, 1, 2, 3], "killed")
+    assert [worker.cancelled for worker in workers] == [True, True, False, True]
+    assert not any(worker.turn.locked() for worker in workers)
+
+
+async def test_a_batch_that_is_given_up_gives_up_all_its_parts() -> None:
+    workers = members(2)
+    workers[0].answers = [asyncio.get_running_loop().create_future()]
+    going = asyncio.create_task(groups_over(workers).score("two", 0, ITEMS, lambda number: ()))
+    while not workers[1].parts:
+        await asyncio.sleep(0)
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+    assert [worker.cancelled for worker in workers] == [True, True]
+    assert not any(worker.turn.locked() for worker in workers)
+
+
+@pytest.mark.parametrize("items", [3, 8])
+async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_there_is_no_copy(items: int) -> None:
+    """As of a whole service that another device has, which would have little to do wait for that one."""
+    workers, reports = members(5), asyncio.Queue[Report]()
+    scoring = Scoring(
+        workers,  # type: ignore[arg-type]
+        reports.put_nowait,
+        failed=pytest.fail,
+        turns=Turns(batch_tokens=10, begun_tokens=1000, swap_wait_s=3600.0),
+        metrics=GpuMetrics(Metrics()),
+        groups=groups_over(workers),
+    )
+    for number, device in enumerate(scoring._devices):
+        device.states = {"two": "resident"} if number == 1 else {"else": "resident"}  # type: ignore[dict-item]
+        device.fitting = {"two"}
+    assert scoring.states == {"two": "cold", "else": "resident"}, "half of it is nothing"
+    scoring.start()
+    scoring.add(Job(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}] * items, [10] * items))
+    report = await asyncio.wait_for(reports.get(), 5)
+    assert report.outcome == "ok"
+    first = len(workers[0].parts)
+    assert [len(worker.parts) for worker in workers] == [first, first, items - first, items - first, 0]
+    assert (first == items) is (items == 3), "much to do is worth a second copy"
+    await scoring.stop()
+
+
+def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> None:
+    host = HostMemory()
+    files = ServiceFiles(
+        name="a", kind="logprobs", package="a", directory=Path("/a"), max_tokens=1, options={"tensor_parallel": 2}
+    )
+    paths = [host.path_of(files.spec_on(number)) for number in range(4)]
+    assert (paths[0], paths[1]) == (paths[2], paths[3])
+    assert paths[0] != paths[1]
+    other = [host.path_of({**files.spec_on(number), "since": 2.0}) for number in range(2)]
+    host.close()
+    assert len(set(other)) == 2
+
+
+def test_parts_agree_where_they_are_of_one_registration_and_each_another_one() -> None:
+    spec = {"name": "a", "kind": "logprobs", "since": 1.0, "options": {"tensor_parallel": 2, "rank": 1}}
+    other = {**spec, "options": {"tensor_parallel": 2, "rank": 0}}
+    part = Part("/path", 1, 1, 2, 60.0)
+    assert mark(spec, part) == mark(other, Part("/path", 1, 0, 2, 60.0)) != 0
+    assert mark({**spec, "since": 2.0}, part) != mark(spec, part)
+    assert mark(other, part) == mark({**spec, "options": {}}, part) == 0
