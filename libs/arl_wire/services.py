@@ -105,7 +105,7 @@ class ServiceOnNode(BaseModel):
     available: bool = Field(description="The node lives, and takes new actions")
     state: Residence = Field(description="Where its weights are")
     device: str
-    slots: int = Field(description="Actions that may be in flight")
+    slots: int = Field(description="Actions that may be in flight; none where it can't be had here, as `health` says")
     in_flight: int
     batches: int = Field(description="Since the start of its manager")
     scores: int = Field(description="Items scored since then")

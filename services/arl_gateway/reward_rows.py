@@ -14,7 +14,8 @@ NODE_TTL_S = 10.0
 SERVICES_OF_NODES = text("""
     select n.name as node, s.value::text as said,
            b.last_beat > now() - make_interval(secs => :ttl_s) and b.epoch = n.epoch
-           and n.cordoned_at is null and n.drain_requested_at is null as available,
+           and n.cordoned_at is null and n.drain_requested_at is null
+           and coalesce((s.value ->> 'slots')::int, 1) > 0 as available,
            (select count(*)
               from actions as a
              where a.node_id = n.id
@@ -37,7 +38,7 @@ WISHES_OF_SERVICES = text("""
 """)
 
 
-# A node may not have heard yet that it was removed, or removed and registered anew.
+# A node may not have heard yet that it was removed, or removed and registered anew. One without slots only says why.
 OFFERED_SERVICES = text("""
     with registered as (
         select name, kind, options, extract(epoch from registered_at)::float8 as registered_at
@@ -48,8 +49,9 @@ OFFERED_SERVICES = text("""
           from nodes as n
           join jsonb_array_elements(n.services) as s on true
           left join registered as r on r.name = s.value ->> 'name'
-         where not coalesce((s.value ->> 'registered')::boolean, false)
-            or (s.value ->> 'registered_at')::float8 = r.registered_at
+         where coalesce((s.value ->> 'slots')::int, 1) > 0
+           and (not coalesce((s.value ->> 'registered')::boolean, false)
+                or (s.value ->> 'registered_at')::float8 = r.registered_at)
          order by name, n.name
     )
     select name, coalesce(r.kind, o.kind) as kind, coalesce(r.options::text, '{}') as options,

@@ -24,6 +24,7 @@ from arl_gpu.groups import Groups
 from arl_gpu.jobs import Report, job_of
 from arl_gpu.judging import Judging
 from arl_gpu.metrics import GpuMetrics
+from arl_gpu.registrations import Wish
 from arl_gpu.registry import Registry
 from arl_gpu.scoring import Scorer, Scoring
 from arl_gpu.services import ServiceFiles
@@ -305,7 +306,7 @@ class Manager:
 
     def _described(self) -> list[dict[str, Any]]:
         states, health = self.scoring.states, self.registry.health
-        return [
+        offered = [
             {
                 "name": each.name,
                 "kind": each.kind,
@@ -320,6 +321,22 @@ class Manager:
             }
             for each in self.registry.offered
         ]
+        return offered + [self._described_refused(each, health[each.name]) for each in self.registry.refused]
+
+    def _described_refused(self, wish: Wish, health: str) -> dict[str, Any]:
+        """It has no slots, so nothing waits for this node; its health is for whoever registered it."""
+        return {
+            "name": wish.name,
+            "kind": wish.kind,
+            "registered": True,
+            "registered_at": wish.registered_at,
+            "model": wish.source,
+            "max_tokens": None,
+            "device": _kind(self._settings),
+            "slots": 0,
+            "state": Residence.COLD,
+            "health": health,
+        }
 
 
 def _description(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str, Any]:

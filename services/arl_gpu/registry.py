@@ -17,6 +17,9 @@ __all__ = ["Owner", "Registry"]
 
 log = logging.getLogger(__name__)
 
+NOT_SPLIT = "not_split"
+REFUSED = (NOT_SPLIT, "bad_registration")
+
 _Step = Callable[[], Awaitable[None]]
 
 
@@ -59,6 +62,8 @@ class Registry:
         """How often the wishes were read, and which of these reads is the one that is known."""
         self._offered = dict(self._along)
         self._splits: dict[str, int] = {}
+        self._not_split: dict[str, ServiceFiles] = {}
+        """What was not offered because it can't be split."""
         self._pinned: set[str] = set()
         self._evicted: dict[str, float] = {}
         """Which drain of it was carried out."""
@@ -86,6 +91,12 @@ class Registry:
     def judges(self) -> Iterator[ServiceFiles]:
         """Those that an engine serves."""
         return (each for each in self._offered.values() if each.engine is not None)
+
+    @property
+    def refused(self) -> Sequence[Wish]:
+        """What is registered and can't be offered here, for the reason that is its health."""
+        found = (wish for wish in self._wishes.values() if wish.kind is not None and wish.name not in self._offered)
+        return [wish for wish in found if self._troubles.get(wish.name, "").startswith(REFUSED)]
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -156,7 +167,8 @@ class Registry:
         registered = [wish for wish in self._wishes.values() if wish.kind is not None]
         names = {wish.name for wish in registered}
         along = {name: files for name, files in self._along.items() if name not in names}
-        return along | {wish.name: files for wish in registered if (files := self._registered(wish)) is not None}
+        found = {wish.name: files for wish in registered if (files := self._registered(wish)) is not None}
+        return along | {name: files for name, files in found.items() if self._not_split.get(name) != files}
 
     def _moves(self, wish: Wish, files: ServiceFiles) -> Iterator[_Step]:
         """Off the device or onto it: of a drain and a load the later one holds, and the other is over."""
@@ -187,10 +199,21 @@ class Registry:
             if files.name in self._pinned:  # of what it was, which may be an engine that stays
                 await self._pin(files.name, on=False)
             for number, owner in self._owners_of(files):
-                self._heard(files.name, number, await owner.offer(files.spec_on(number)))
+                answer = await owner.offer(files.spec_on(number))
+                if answer.get("error") == NOT_SPLIT:
+                    await self._refuse(files, number, answer)
+                    return
+                self._heard(files.name, number, answer)
         self._offered[files.name] = files
         if files.parallel > 1:
             self._splits[files.name] = files.parallel
+
+    async def _refuse(self, files: ServiceFiles, number: int, answer: Mapping[str, Any]) -> None:
+        """Neither it nor what had its name before is offered."""
+        if files.name in self._offered:
+            await self._forget(files.name)
+        self._not_split[files.name] = files
+        self._heard(files.name, number, answer)
 
     async def _forget(self, name: str) -> None:
         """It takes nothing more, whatever becomes of its weights."""

@@ -204,7 +204,12 @@ class _Worker:
             yield model, content, was_there
 
     def _offer(self, spec: dict[str, Any], host: str | None = None) -> dict[str, Any]:
-        """From now on it can be scored. The same one again is nothing; another of that name takes its place."""
+        """From now on it can be scored. The same one again is nothing; another of that name takes its place.
+
+        Of one that is split, the first rank says where that can't be.
+        """
+        if spec.get("options", {}).get("rank") == 0:
+            kinds.check_split(spec)
         if self._specs.get(spec["name"]) != spec:
             self._forget(spec["name"])
             self._specs[spec["name"]] = spec

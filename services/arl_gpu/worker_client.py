@@ -116,11 +116,16 @@ class Worker:
         return await self._ask(order | {"together": asdict(part)}, items=len(items) if part.rank == 0 else 0)
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """A service, or a change of one. Known to each worker that is started from now on."""
+        """A service, or a change of one. Known to each worker that is started from now on.
+
+        The first rank of one that is split reads its plan, and so is started.
+        """
         async with self._order_lock:
             self._config = replace(self._config, services=self._config.services | {spec["name"]: spec})
             path = self._host.path_of(spec) if self._host is not None else None
-            return await self._tell({"op": "offer", "spec": spec, "host": path})
+            order = {"op": "offer", "spec": spec, "host": path}
+            is_checked = spec.get("options", {}).get("rank") == 0
+            return await self._ask(order) if is_checked else await self._tell(order)
 
     async def forget(self, name: str) -> dict[str, Any]:
         """Nothing of it stays, on the device and on the host."""

@@ -1,6 +1,7 @@
 """What operators register: a bad one is said, and is no matter of the others'."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +267,87 @@ def test_a_name_that_is_registered_is_not_for_what_comes_along_also_where_its_fi
     assert registry.slots(1) == {}
     carried_out(registry)
     assert registry.offers("a", None)
+
+
+class RefusingOwner(Owner):
+    """It has read the plan of what it is offered, and finds none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks: dict[str, int | None] = {}
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        self.ranks[spec["name"]] = spec["options"].get("rank")
+        await super().offer(spec)
+        return {"error": "not_split", "message": "no plan"} if self.trouble == "not_split" else {}
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        await super().restore(name)
+        return {"error": "no_room", "message": "none"} if self.trouble == "no_room" else {}
+
+
+SPLIT: dict[str, Any] = {"kind": "similarity", "options": {"tensor_parallel": 2}}
+
+
+def test_what_is_split_is_offered_to_whole_groups_and_loaded_onto_one_that_has_room_for_all_of_it(
+    models: Path,
+) -> None:
+    owners = [RefusingOwner() for _ in range(5)]
+    registry = registry_of(models, *owners)
+    owners[1].trouble = "no_room"
+    carried_out(registry, wish("a", **SPLIT, load_asked=1.0, pinned=True), wish("b"))
+    assert [owner.ranks.get("a", "none") for owner in owners] == [0, 1, 0, 1, "none"]
+    loaded = [owner.orders.count("restore a") for owner in owners]
+    assert (loaded, registry.splits, registry.health) == ([1, 1, 1, 1, 0], {"a": 2}, {})
+    carried_out(registry, wish("a", **SPLIT | {"options": {"tensor_parallel": 4}}, registered_at=2.0), wish("b"))
+    assert [owner.ranks.get("a", "none") for owner in owners] == [0, 1, 2, 3, "none"]
+    carried_out(registry, wish("b"))
+    assert [owner.orders[-1] for owner in owners] == ["forget a"] * 4 + ["offer b"]
+    assert registry.splits == {}
+
+
+@pytest.mark.parametrize(
+    ("parts", "config", "sentence"),
+    [
+        (4, "{}", "4 devices of one kind are needed, and this node has 3 "),
+        (
+            2,
+            '{"num_attention_heads": 3}',
+            "it has 3 attention heads, which 2 devices can't share equally: give another",
+        ),
+        (2, '{"num_attention_heads": 4, "num_key_value_heads": 1}', "1 key-value heads"),
+        (3, '{"num_attention_heads": 3, "intermediate_size": 8}', "8 values between the matrices of a layer"),
+    ],
+)
+def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
+    models: Path, parts: int, config: str, sentence: str
+) -> None:
+    (models / "a" / "config.json").write_text(config)
+    registry = registry_of(models, Owner(), Owner(), Owner())
+    carried_out(registry, wish("a", options={"tensor_parallel": parts}), wish("b"))
+    assert [each.name for each in registry.offered] == ["b"]
+    assert [each.name for each in registry.refused] == ["a"]
+    assert re.match(f"bad_registration: tensor_parallel: .*{sentence}", registry.health["a"])
+
+
+def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:
+    registry = Registry([], [Owner(), Owner()], models, learn=print, is_idle=lambda name: True, alike=1)
+    carried_out(registry, wish("a", **SPLIT))
+    assert "this node has 1" in registry.health["a"]
+
+
+def test_what_a_worker_finds_no_plan_for_is_offered_no_more_until_it_is_registered_anew(models: Path) -> None:
+    owners = [RefusingOwner(), RefusingOwner()]
+    registry = registry_of(models, *owners)
+    carried_out(registry, wish("a"))
+    owners[0].trouble = "not_split"
+    for _ in range(2):
+        carried_out(registry, wish("a", **SPLIT, registered_at=2.0))
+        assert (registry.offered, registry.splits, registry.health) == ([], {}, {"a": "not_split: no plan"})
+        assert [each.registered_at for each in registry.refused] == [2.0]
+    owners[0].trouble = None
+    carried_out(registry, wish("a", registered_at=3.0))
+    assert (registry.offers("a", 3.0), registry.health, registry.refused) == (True, {}, [])
 
 
 @pytest.fixture

@@ -74,6 +74,9 @@ def register_service(
     activation: Annotated[bool | None, typer.Option(help="Probabilities, or raw logits.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="An item is cut there.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else as the files have it.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Devices of a node that have a part of its weights each.")
+    ] = None,
     judge: Annotated[
         Path | None,
         typer.Option(
@@ -84,6 +87,7 @@ def register_service(
 ) -> None:
     """Offer a model on every node that has its files, or its engine."""
     options: dict[str, Any] = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
+    options["tensor_parallel"] = tensor_parallel
     if judge is not None:
         options["judge"] = _read_json(judge)
     options = {option: value for option, value in options.items() if value is not None}

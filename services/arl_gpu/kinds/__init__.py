@@ -6,7 +6,7 @@ from typing import Any
 
 from arl_gpu.kinds.model import Model
 
-__all__ = ["load"]
+__all__ = ["check_split", "load"]
 
 
 def load(spec: Mapping[str, Any]) -> Model:
@@ -18,6 +18,13 @@ def load(spec: Mapping[str, Any]) -> Model:
     if make is None:
         raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
     return make(Path(spec["directory"]), spec.get("options", {}))
+
+
+def check_split(spec: Mapping[str, Any]) -> None:
+    """Raises `arl_gpu.services.NotSplit` where the devices that are to compute it together can't."""
+    from arl_gpu.kinds.hugging_face import check
+
+    check(spec)
 
 
 # Each imports what it computes with: numpy and tokenizers, or torch. A node that has no such service pays nothing.

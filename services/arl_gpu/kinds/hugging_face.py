@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from arl_core.batching import buckets, padding
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Entry, Item, Scored, failed
 from arl_gpu.services import longest
 
-__all__ = ["Classifier", "LogProbs"]
+__all__ = ["Classifier", "LogProbs", "check"]
 
 BUCKET_TOKENS = 2048
 PASS_TOKENS = 24
@@ -114,6 +114,19 @@ class _HuggingFace:
         if unknown is None:
             return None
         return failed("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
+
+
+def check(spec: Mapping[str, Any]) -> None:
+    """Raises `arl_gpu.services.NotSplit` for what `options.tensor_parallel` devices can't compute together.
+
+    By its configuration alone.
+    """
+    from arl_gpu.kinds.sharded import planned
+
+    loader = AutoModelForCausalLM if spec["kind"] == "logprobs" else AutoModelForSequenceClassification
+    config = AutoConfig.from_pretrained(spec["directory"], **LOCAL)
+    with torch.device("meta"):
+        planned(loader.from_config(config), int(spec["options"]["tensor_parallel"]))
 
 
 def _split(module: Any, *, rank: int, size: int) -> None:

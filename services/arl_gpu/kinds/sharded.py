@@ -6,14 +6,14 @@ That is right in any number of ranks, and costs each its bytes: of a large vocab
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from arl_gpu.services import NotSplit, undivided
 
-__all__ = ["split"]
+__all__ = ["planned", "split"]
 
 WHOLE = frozenset(
     {
@@ -31,39 +31,43 @@ SPLIT = ("colwise", "rowwise")
 
 def split(module: Any, *, rank: int, size: int, add: Callable[[Any], Any]) -> None:
     """`add`: the sum of a tensor over all ranks. Raises `NotSplit`, before anything of it was changed."""
-    kind, config = type(module).__name__, module.config.get_text_config().to_dict()
-    if (why := undivided(config, size)) is not None:
-        raise NotSplit(why)
-    if "num_attention_heads" not in config:
-        raise NotSplit(f"{kind} does not say how many heads it has, so nobody knows where to split it")
-    found = _planned(module, kind, size)
-    if not found:
-        raise NotSplit(f"transformers has no plan for splitting {kind}: register it without tensor_parallel")
-    for part, style in found.values():
+    for part, style in planned(module, size).values():
         if style == "colwise":
             _keep_rows(part, rank, size)
         else:
             _keep_columns(part, rank, size, add)
 
 
-def _planned(module: Any, kind: str, size: int) -> Mapping[str, tuple[Any, str]]:
-    """The matrices that are split, by their names, and how."""
+def planned(module: Any, size: int) -> Mapping[str, tuple[Any, str]]:
+    """The matrices that are split, by their names, and how. Raises `NotSplit`; weights are not looked at."""
+    kind, config = type(module).__name__, module.config.get_text_config().to_dict()
+    if (why := undivided(config, size)) is not None:
+        raise NotSplit(why)
+    if "num_attention_heads" not in config:
+        raise NotSplit(f"{kind} does not say how many heads it has, so nobody knows where to split it")
+    found = dict(_named(module, kind, size))
+    if not found:
+        raise NotSplit(f"transformers has no plan for splitting {kind}: register it without tensor_parallel")
+    return found
+
+
+def _named(module: Any, kind: str, size: int) -> Iterator[tuple[str, tuple[Any, str]]]:
     parts = dict(module.named_modules())
     names = parts.keys() | dict(module.named_parameters(remove_duplicate=False)).keys()
-    found: dict[str, tuple[Any, str]] = {}
-    for pattern, style in (module.tp_plan or {}).items():
-        if style in WHOLE:
-            continue
+    plan = {pattern: style for pattern, style in (module.tp_plan or {}).items() if style not in WHOLE}
+    for pattern, style in plan.items():
         named = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-        for name in filter(named.fullmatch, names):
+        for name in sorted(filter(named.fullmatch, names)):
             # Of other classes, as of packed or quantised weights, rows and columns may mean something else.
             if style not in SPLIT or type(parts.get(name)) is not nn.Linear:
-                raise NotSplit(f"{kind} has {name}, which its plan splits as {style}: that is not known here")
-            found[name] = parts[name], style
+                raise NotSplit(
+                    f"{kind} has {name}, which its plan splits as {style}; that is not known here: register it without"
+                    " tensor_parallel"
+                )
             width = parts[name].out_features if style == "colwise" else parts[name].in_features
             if width % size:
                 raise NotSplit(f"{name} is {width} wide, which {size} devices can't share equally")
-    return found
+            yield name, (parts[name], style)
 
 
 def _keep_rows(part: Any, rank: int, size: int) -> None:
