@@ -145,7 +145,7 @@ def _service(name: str, nodes: Sequence[tuple[dict[str, object], Row]], wish: Ro
         ServiceOnNode.model_validate({**said, "node": row.node, "available": row.available, "in_flight": row.in_flight})
         for said, row in nodes
     ]
-    described = dict(nodes[0][0]) if nodes else {}
+    described = dict(next((said for said, _ in nodes if said.get("slots")), nodes[0][0])) if nodes else {}
     if wish is not None:
         described |= {"pinned": wish.pinned, "drained": wish.drained}
         if wish.kind is not None:

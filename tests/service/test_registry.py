@@ -108,6 +108,26 @@ async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_
     assert {each.name for each in after} == {"minilm", *VERIFIERS}
 
 
+async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(rows: Rows, shared: str) -> None:
+    reason = "bad_registration: tensor_parallel: 4 devices of one kind are needed"
+    async with store_of(shared, "gateway") as store:
+        rewards = Rewards(store, cast(Peers, None), admission_url="http://a")
+        await rows.execute("insert into services (name, kind, source) values ('split', 'logprobs', 's')")
+        at = await rows.value("select extract(epoch from registered_at)::float8 from services where name = 'split'")
+        said = SAID | {"name": "split", "kind": "logprobs", "registered_at": at}
+        refused = said | {"slots": 0, "state": "cold", "max_tokens": None, "health": reason}
+        small = await rows.node("a-small-one")
+        await rows.execute("update nodes set services = $2 where id = $1", small, json.dumps([refused]))
+        found = await rewards.get("split", ADMINISTRATOR)
+        assert (found.available, [each.health for each in found.nodes]) == (False, [reason])
+        [asked] = [each for each in await Offered(store).services() if each.name == "split"]
+        assert not asked.is_anywhere
+        large = await rows.node("one-with-four")
+        await rows.execute("update nodes set services = $2 where id = $1", large, json.dumps([said]))
+        found = await rewards.get("split", ADMINISTRATOR)
+        assert (found.available, found.max_tokens, [each.available for each in found.nodes]) == (True, 1, [False, True])
+
+
 class NothingRemoved:
     async def call(self, *_: object) -> bytes:
         return RemoveServiceAnswer(removed=False, unsettled=0).model_dump_json().encode()

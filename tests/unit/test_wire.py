@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import DemandImpossible, FieldError, NotFound, Problem, Unavailable, error_from
+from arl_wire.services import RegisterService
 
 BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
 SESSION: dict[str, Any] = {
@@ -76,3 +77,21 @@ def test_a_problem_becomes_the_error_it_came_from() -> None:
 @pytest.mark.parametrize(("status", "expected"), [(404, NotFound), (503, Unavailable)])
 def test_an_unknown_code_is_the_error_of_its_status(status: int, expected: type[Exception]) -> None:
     assert type(error_from(Problem(title="", status=status, detail="", code="from_the_future"))) is expected
+
+
+SPLIT = {"name": "s", "kind": "logprobs", "source": "model", "options": {"tensor_parallel": 8}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"options": {"tensor_parallel": 9}}, r"options\.tensor_parallel"),
+        ({"options": {"tensor_parallel": 0}}, r"options\.tensor_parallel"),
+        ({"kind": "similarity"}, r"`similarity` is not split; it takes no options\.tensor_parallel"),
+        ({"kind": "judge"}, "engine has its own tensor_parallel"),
+    ],
+)
+def test_what_is_computed_by_torch_may_be_split_and_nothing_else(changed: dict[str, Any], said: str) -> None:
+    assert RegisterService.model_validate(SPLIT).options.tensor_parallel == 8
+    with pytest.raises(ValidationError, match=said):
+        RegisterService.model_validate(SPLIT | changed)

@@ -170,7 +170,7 @@ def _lines(service: RewardService) -> list[str]:
     head += ("  pinned" if service.pinned else "") + ("  drained" if service.drained else "")
     nodes = [
         f"  {node.node}  {node.state} on {node.device}  in flight {node.in_flight} of {node.slots}"
-        f"  batches {node.batches}  scores {node.scores}  {node.health if node.available else 'not available'}"
+        f"  batches {node.batches}  scores {node.scores}  {node.health if node.available or not node.slots else 'not available'}"
         for node in service.nodes
     ]
     return [head, *nodes]
