@@ -46,7 +46,8 @@ $(TORCH)/.ready: constraints.txt $(VENV)/.ready
 
 test-torch: $(TORCH)/.ready
 	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py tests/unit/test_hugging_face.py \
-		tests/unit/test_quality.py tests/unit/test_teachers.py tests/unit/test_tensor_parallel.py tests/contract/test_trl.py
+		tests/unit/test_quality.py tests/unit/test_teachers.py tests/unit/test_tensor_parallel.py \
+		tests/service/test_split_services.py tests/contract/test_trl.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 Their connections are of this machine alone. Where a worker ends or leaves, the others' next exchange fails at once.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,16 +26,29 @@ class Ranks:
     def __init__(self, part: Part, *, cuda: bool) -> None:
         """Raises `PeerGone` where the others do not come."""
         self._size = part.size
+        self._talk: Any = None
+        self._sum: Any = None
+        # A store opens its file once more when it ends, and without it ends the process: the path has to last as long.
+        self._file = os.open(part.path, os.O_RDWR | os.O_CLOEXEC)
+        if (trouble := self._join(part, cuda)) is not None:
+            self.leave()
+            raise PeerGone(trouble)
+
+    def _join(self, part: Part, cuda: bool) -> str | None:
+        """What went wrong, and not an exception, which would keep the store."""
         limit = timedelta(seconds=part.limit_s)
         options = ProcessGroupGloo._Options()
         options._timeout = limit
         # Without a device of its own it would listen on whatever address the host's name has.
         options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        with _gone():
-            store = FileStore(part.path, part.size)
+        try:
+            store = FileStore(f"/proc/self/fd/{self._file}", part.size)
             store.set_timeout(limit)
             self._talk = ProcessGroupGloo(PrefixStore("talk", store), part.rank, part.size, options)
             self._sum = _nccl(PrefixStore("sum", store), part, limit) if cuda else self._talk
+        except RuntimeError as error:
+            return f"the workers of its group did not come: {error}"
+        return None
 
     def agree(self, about: int) -> bool:
         said = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
@@ -60,9 +74,12 @@ class Ranks:
 
     def leave(self) -> None:
         """The others learn of it at once: nothing else holds the connections, so they are closed."""
-        if self._sum is not self._talk:
+        if self._sum is not None and self._sum is not self._talk:
             self._sum.abort()
         self._sum = self._talk = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 _NOW: ContextVar[Ranks] = ContextVar("ranks")

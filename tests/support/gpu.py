@@ -11,6 +11,7 @@ from uuid import UUID
 
 from arl_gpu.kinds.model import Item
 from arl_gpu.manager import Manager
+from arl_gpu.scoring import Scorer
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
 from arl_gpu.worker_client import WorkerDied
@@ -120,8 +121,8 @@ class Gpu:
 
 
 @asynccontextmanager
-async def driving(rows: Rows, **changed: Any) -> AsyncIterator[Gpu]:
-    """Four slots. It polls often, so that a test of a poll need not wait."""
+async def driving(rows: Rows, *, workers: Sequence[Scorer] = (), **changed: Any) -> AsyncIterator[Gpu]:
+    """Four slots. It polls often, so that a test of a poll need not wait. `workers`: in place of the scripted one."""
     url = role_url(rows.owner_url, "gpu", PASSWORDS["gpu"])
     values: dict[str, Any] = {
         "port": 1,
@@ -138,7 +139,7 @@ async def driving(rows: Rows, **changed: Any) -> AsyncIterator[Gpu]:
     worker, peers = ScriptedWorker(), RecordingPeers()
     async with store_of(rows.owner_url, "gpu") as store:
         notifier = Notifier(url, name="gpu")
-        manager = Manager(store, peers, notifier, [worker], files, settings)  # type: ignore[arg-type]
+        manager = Manager(store, peers, notifier, workers or [worker], files, settings)  # type: ignore[list-item]
         await manager.start()
         try:
             yield Gpu(manager, worker, peers, rows)

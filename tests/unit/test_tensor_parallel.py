@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,7 +15,6 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import torch
 import transformers
 
 from arl_gpu.jobs import Report
@@ -24,25 +22,12 @@ from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
 from support.conditions import eventually
 from support.parallel import LIMIT_S, Node, a_node, wish
+from support.tiny_models import LARGE, SIZE, save
 
 TOLERANCE = 1e-5
 """Absolute, of float32: sums over ranks add in another order."""
 TOKENS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9], [20, 21, 22, 23]]
 ITEMS = [{"token_ids": ids} for ids in TOKENS]
-SIZE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LARGE = {"hidden_size": 256, "intermediate_size": 1024}
-"""8 MiB in two layers."""
 KINDS = {"reward": "sequence-classifier", "teacher": "logprobs", "large": "logprobs", "bert": "sequence-classifier"}
 
 
@@ -51,13 +36,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models")
     llama, qwen = transformers.LlamaConfig, transformers.Qwen3Config
     biased = llama(**SIZE, attention_bias=True, mlp_bias=True, num_labels=1)
-    saved(directory / "reward", transformers.LlamaForSequenceClassification(biased), seed=1)
-    saved(directory / "teacher", transformers.Qwen3ForCausalLM(qwen(**SIZE, head_dim=8)), seed=2)
-    saved(directory / "large", transformers.LlamaForCausalLM(llama(**SIZE | LARGE)), seed=3)
-    middle = llama(**SIZE | LARGE | {"num_hidden_layers": 1})
-    saved(directory / "middle", transformers.LlamaForCausalLM(middle), seed=5)
+    save(directory / "reward", transformers.LlamaForSequenceClassification(biased), seed=1)
+    save(directory / "teacher", transformers.Qwen3ForCausalLM(qwen(**SIZE, head_dim=8)), seed=2)
+    save(directory / "large", transformers.LlamaForCausalLM(LARGE), seed=3)
+    middle = transformers.LlamaForCausalLM(LARGE)
+    middle.model.layers = middle.model.layers[:1]
+    middle.config.num_hidden_layers = 1
+    save(directory / "middle", middle, seed=5)
     bert = transformers.BertConfig(**SIZE | {"num_labels": 1})
-    saved(directory / "bert", transformers.BertForSequenceClassification(bert), seed=4)
+    save(directory / "bert", transformers.BertForSequenceClassification(bert), seed=4)
     return directory
 
 
@@ -89,15 +76,6 @@ async def pair(models: Path, told: Path) -> AsyncIterator[Node]:
     """Two devices with room for half of the large model each, and for any of the small ones beside it."""
     async with a_node(models, 2, device_mib=6, before=FAILING.format(told=str(told))) as node:
         yield node
-
-
-def saved(directory: Path, model: Any, *, seed: int) -> None:
-    """With weights that are large enough to tell one mistake from another, biases too."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
-    model.save_pretrained(directory)
 
 
 def model_of(models: Path, source: str) -> Model:
@@ -184,6 +162,7 @@ async def test_parts_of_different_registrations_are_never_one_score(pair: Node, 
     old = wish("it", "logprobs", "teacher", tensor_parallel=2)
     await pair.offer(old)
     entries(await pair.scored("it", ITEMS))
+    open_before = files_open(pair)
     files = pair.registry.offered[0]
     await pair.workers[0].offer(replace(files, registered_at=2.0).spec_on(0))
     report = await pair.scored("it", ITEMS)
@@ -192,6 +171,7 @@ async def test_parts_of_different_registrations_are_never_one_score(pair: Node, 
     assert (await pair.scored("it", ITEMS)).reason == "peer_not_ready", "a rank twice"
     await pair.workers[0].offer(files.spec_on(0))
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "teacher"))
+    assert files_open(pair) == open_before
 
 
 async def test_what_has_no_plan_is_not_offered_and_says_what_to_do(pair: Node, models: Path) -> None:
@@ -214,8 +194,8 @@ async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_
     await eventually(lambda: pair.workers[1].turn.locked())
     os.kill(second, signal.SIGKILL)
     assert (await going).reason == "worker_died"
-    assert pair.workers[0].pid == first, "it noticed by itself"
     assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
+    assert pair.workers[0].pid == first, "it noticed by itself, and went on"
     for worker in pair.workers:
         monkeypatch.setattr(worker, "_limit_s", 1.0)
     assert pair.workers[1].pid is not None
@@ -263,6 +243,10 @@ def listening_of(pid: int | None) -> list[str]:
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
     ]
     return [line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+
+
+def files_open(node: Node) -> list[int]:
+    return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), *(worker.pid for worker in node.workers))]
 
 
 def children() -> set[int]:

@@ -14,7 +14,7 @@ from arl_tangram.cli.state import DirOption
 from arl_tangram.operations import ActionFailed
 from arl_tangram.options import failed_validation
 from arl_wire.scores import Score
-from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceVerb
+from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceOnNode, ServiceVerb
 
 __all__ = ["register"]
 
@@ -170,10 +170,15 @@ def _lines(service: RewardService) -> list[str]:
     head += ("  pinned" if service.pinned else "") + ("  drained" if service.drained else "")
     nodes = [
         f"  {node.node}  {node.state} on {node.device}  in flight {node.in_flight} of {node.slots}"
-        f"  batches {node.batches}  scores {node.scores}  {node.health if node.available or not node.slots else 'not available'}"
+        f"  batches {node.batches}  scores {node.scores}  {_health(node)}"
         for node in service.nodes
     ]
     return [head, *nodes]
+
+
+def _health(node: ServiceOnNode) -> str:
+    """Of one that can't offer it, why."""
+    return node.health if node.available or not node.slots else "not available"
 
 
 def _print_json(value: BaseModel) -> None:

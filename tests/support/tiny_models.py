@@ -1,0 +1,33 @@
+"""Models in the layout of Hugging Face, tiny and random, with weights that tell one mistake from another."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+__all__ = ["LARGE", "SIZE", "save"]
+
+SIZE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LARGE: Any = transformers.LlamaConfig(**SIZE | {"hidden_size": 256, "intermediate_size": 1024})
+"""8 MiB in two layers."""
+
+
+def save(directory: Path, model: Any, *, seed: int) -> None:
+    """Biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
+    model.save_pretrained(directory)
