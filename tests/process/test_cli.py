@@ -111,7 +111,7 @@ class TestScores:
         assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE
 
     def test_services_are_registered_changed_and_removed(self, machine: Machine) -> None:
-        machine.cli("services", "register", "reward", "sequence-classifier", "rewards/one", "--dtype", "bfloat16")
+        machine.cli("services", "register", "reward", "sequence-classifier", "rewards/one", "--tensor-parallel", "2")
         assert "on no node yet" in machine.cli("services", "list").stdout
         assert "drained" in machine.cli("services", "drain", "reward").stdout
         assert "drained" not in machine.cli("services", "resume", "reward").stdout

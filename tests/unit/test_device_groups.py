@@ -189,6 +189,51 @@ async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_
     await scoring.stop()
 
 
+class OneEngine:
+    """Answers `arl_gpu.judging.Judging`: the engine of device 1 is in use until the test says otherwise."""
+
+    def __init__(self) -> None:
+        self.is_used = True
+        self.asked: set[tuple[int, bool]] = set()
+
+    def is_busy(self, number: int) -> bool:
+        return self.is_used and number == 1
+
+    def closed(self, number: int, *, makes_room: bool) -> set[str]:
+        self.asked.add((number, makes_room))
+        return set()
+
+    def serving(self, service: str) -> None: ...
+    def start(self, board: Scoring) -> None: ...
+    def hear(self, number: int, answer: Mapping[str, Any]) -> None: ...
+    async def stop(self) -> None: ...
+
+
+async def test_a_group_waits_for_an_engine_of_any_of_its_devices_which_takes_nothing_more() -> None:
+    workers, reports, engine = members(2), asyncio.Queue[Report](), OneEngine()
+    workers[0].answers, workers[1].answers = [refused("peer_not_ready")], [refused("no_room")]
+    scoring = Scoring(
+        workers,  # type: ignore[arg-type]
+        reports.put_nowait,
+        failed=pytest.fail,
+        turns=Turns(batch_tokens=10, begun_tokens=1000),
+        metrics=GpuMetrics(Metrics()),
+        judging=engine,  # type: ignore[arg-type]
+        groups=groups_over(workers),
+    )
+    scoring.start()
+    scoring.add(Job(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}], [10]))
+    async with asyncio.timeout(5):
+        while (1, True) not in engine.asked:
+            scoring.look_again()
+            await asyncio.sleep(0)
+    assert (len(workers[0].parts), reports.empty()) == (1, True)
+    engine.is_used = False
+    scoring.look_again()
+    assert (await asyncio.wait_for(reports.get(), 5)).outcome == "ok"
+    await scoring.stop()
+
+
 def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> None:
     host = HostMemory()
     files = ServiceFiles(
