@@ -96,7 +96,7 @@ def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles |
 
 
 def _must_split(parts: int, config: Mapping[str, Any], devices: int) -> None:
-    """Raises `NotSplit`. What its library has to say of it, a worker asks when it reads the weights."""
+    """Raises `NotSplit`. What its library has to say of it, the worker of the first rank asks."""
     if parts > devices:
         raise NotSplit(f"{parts} devices of one kind are needed, and this node has {devices} (TANGRAM_DEVICES)")
     if (why := undivided(config, parts)) is not None:

@@ -119,6 +119,7 @@ class Registry:
         self._taken = read
         self._wishes = {wish.name: wish for wish in wishes}
         self._loaded = {name: at for name, at in self._loaded.items() if name in self._wishes}
+        self._not_split = {name: files for name, files in self._not_split.items() if name in self._wishes}
 
     @property
     def is_behind(self) -> bool:
@@ -183,13 +184,16 @@ class Registry:
     def _registered(self, wish: Wish) -> ServiceFiles | None:
         """None also where it can't be understood: one bad registration is no matter of the others'."""
         try:
-            return registered(wish, self._models, self._engines, devices=self._alike)
+            files = registered(wish, self._models, self._engines, devices=self._alike)
         except BadRegistration as error:
             health = f"bad_registration: {error}"
             if self._troubles.get(wish.name) != health:
                 log.warning("%s can't be offered: %s", wish.name, health)
             self._troubles[wish.name] = health
             return None
+        if files is None and wish.name not in self._offered:  # its files are not here any more
+            self._troubles.pop(wish.name, None)
+        return files
 
     async def _offer(self, files: ServiceFiles) -> None:
         before = self._offered.get(files.name)

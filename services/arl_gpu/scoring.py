@@ -122,7 +122,9 @@ class Scoring:
         for device in self._devices:
             for name in device.states:
                 parts = [self._devices[at].states for at in self._groups.members(name, device.number)]
-                state = min((each.get(name, Residence.COLD) for each in parts), key=NEARNESS.index)
+                state = min(
+                    (each.get(name, Residence.COLD) for each in parts), key=NEARNESS.index, default=Residence.COLD
+                )
                 found[name] = max(found.get(name, Residence.COLD), state, key=NEARNESS.index)
         return found
 

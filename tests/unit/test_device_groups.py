@@ -178,6 +178,7 @@ async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_
     for number, device in enumerate(scoring._devices):
         device.states = {"two": "resident"} if number == 1 else {"else": "resident"}  # type: ignore[dict-item]
         device.fitting = {"two"}
+    scoring._devices[4].states = {"two": "cold"}  # type: ignore[dict-item]
     assert scoring.states == {"two": "cold", "else": "resident"}, "half of it is nothing"
     scoring.start()
     scoring.add(Job(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}] * items, [10] * items))

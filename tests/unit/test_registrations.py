@@ -328,6 +328,9 @@ def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
     assert [each.name for each in registry.offered] == ["b"]
     assert [each.name for each in registry.refused] == ["a"]
     assert re.match(f"bad_registration: tensor_parallel: .*{sentence}", registry.health["a"])
+    (models / "a" / "config.json").unlink()
+    carried_out(registry, wish("a", options={"tensor_parallel": parts}), wish("b"))
+    assert (registry.health, registry.refused) == ({}, []), "it is not here"
 
 
 def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from arl_core.batching import buckets, padding
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Entry, Item, Scored, failed
-from arl_gpu.services import longest
+from arl_gpu.services import NotSplit, longest
 
 __all__ = ["Classifier", "LogProbs", "check"]
 
@@ -125,8 +125,12 @@ def check(spec: Mapping[str, Any]) -> None:
 
     loader = AutoModelForCausalLM if spec["kind"] == "logprobs" else AutoModelForSequenceClassification
     config = AutoConfig.from_pretrained(spec["directory"], **LOCAL)
-    with torch.device("meta"):
-        planned(loader.from_config(config), int(spec["options"]["tensor_parallel"]))
+    try:
+        with torch.device("meta"):
+            module = loader.from_config(config)
+    except ValueError as error:  # it has none of that architecture
+        raise NotSplit(str(error)) from error
+    planned(module, int(spec["options"]["tensor_parallel"]))
 
 
 def _split(module: Any, *, rank: int, size: int) -> None:
