@@ -11,14 +11,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import transformers
 
 from arl_gpu.kinds import load
 from support.conditions import eventually
 from support.gpu import driving
 from support.parallel import LIMIT_S, a_worker
 from support.rows import Rows
-from support.tiny_models import LARGE, save
+from support.tiny_models import a_large_one, save
 
 ITEMS = [{"token_ids": [5, 6, 7]}, {"token_ids": [10, 11, 12, 13, 14, 15, 16]}]
 REGISTERED = "insert into services (name, kind, source, options) values ('large', 'logprobs', 'large', $1)"
@@ -28,7 +27,7 @@ HELD = {"payload": {"service": "large", "items": ITEMS}, "amounts": {"slots:larg
 async def test_a_model_that_no_device_has_room_for_is_scored_by_two_and_one_that_is_killed_costs_a_retry(
     rows: Rows, tmp_path: Path
 ) -> None:
-    save(tmp_path / "large", transformers.LlamaForCausalLM(LARGE), seed=3)
+    save(tmp_path / "large", a_large_one(), seed=3)
     model = load({"kind": "logprobs", "directory": str(tmp_path / "large"), "options": {}})
     wanted = [entry["score"] for entry in model.score(ITEMS, model.weights.content).entries]
     workers = [a_worker(device_mib=6) for _ in range(2)]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = ["LARGE", "SIZE", "save"]
+__all__ = ["SIZE", "a_large_one", "save"]
 
 SIZE = {
     "vocab_size": 64,
@@ -20,8 +20,13 @@ SIZE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-LARGE: Any = transformers.LlamaConfig(**SIZE | {"hidden_size": 256, "intermediate_size": 1024})
-"""8 MiB in two layers."""
+
+
+def a_large_one() -> Any:
+    """8 MiB in two layers. Of a configuration of its own: one that is saved is changed."""
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZE | {"hidden_size": 256, "intermediate_size": 1024})
+    )
 
 
 def save(directory: Path, model: Any, *, seed: int) -> None:

@@ -22,7 +22,7 @@ from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
 from support.conditions import eventually
 from support.parallel import LIMIT_S, Node, a_node, wish
-from support.tiny_models import LARGE, SIZE, save
+from support.tiny_models import SIZE, a_large_one, save
 
 TOLERANCE = 1e-5
 """Absolute, of float32: sums over ranks add in another order."""
@@ -38,8 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     biased = llama(**SIZE, attention_bias=True, mlp_bias=True, num_labels=1)
     save(directory / "reward", transformers.LlamaForSequenceClassification(biased), seed=1)
     save(directory / "teacher", transformers.Qwen3ForCausalLM(qwen(**SIZE, head_dim=8)), seed=2)
-    save(directory / "large", transformers.LlamaForCausalLM(LARGE), seed=3)
-    middle = transformers.LlamaForCausalLM(LARGE)
+    save(directory / "large", a_large_one(), seed=3)
+    middle = a_large_one()
     middle.model.layers = middle.model.layers[:1]
     middle.config.num_hidden_layers = 1
     save(directory / "middle", middle, seed=5)
