@@ -101,6 +101,7 @@ def _gone() -> Iterator[None]:
 def _nccl(store: Any, part: Part, limit: timedelta) -> Any:
     from torch.distributed import ProcessGroupNCCL  # no build of torch without CUDA has it
 
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # else its first meeting is at any address of the machine
     options = ProcessGroupNCCL.Options()
     options._timeout = limit
     return ProcessGroupNCCL(store, part.rank, part.size, options)

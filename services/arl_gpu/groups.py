@@ -16,10 +16,10 @@ from arl_gpu.kinds.model import Item
 from arl_gpu.together import Part
 from arl_gpu.worker_client import WorkerDied
 
-__all__ = ["Found", "Groups", "Member", "groups_of"]
+__all__ = ["GRACE_S", "Found", "Groups", "Member", "groups_of"]
 
 GRACE_S = 5.0
-"""For the others to notice that one of them is gone, which with sockets they do at once."""
+"""For the others to notice that one of them is gone, where their sums are not made over sockets, which tell at once."""
 BY_OTHERS = ("peer_gone", "peer_not_ready")
 """What a worker answers where the fault is another one's."""
 ADDED = ("forward_cpu_s", "model_cpu_s")
@@ -49,7 +49,7 @@ class Found:
     died: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Meeting:
     """Where the workers of a group find each other. They do so once; one that is new needs a new one."""
 
@@ -88,6 +88,11 @@ class Groups:
         first = number - number % size
         return range(first, first + size) if first + size <= len(self._workers) else ()
 
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """In how many parts services are, by name."""
+        return self._splits()
+
     def led_elsewhere(self, number: int) -> set[str]:
         """Services of which this device takes no batch."""
         return {name for name in self._splits() if number not in self.members(name, number)[:1]}
@@ -117,10 +122,13 @@ class Groups:
             # Always in this order: of groups that overlap, none waits for what another one holds and the other way.
             for number in numbers:
                 await turns.enter_async_context(self._workers[number].turn)
-            try:
-                meeting = await self._meeting(numbers)
-            except WorkerDied as error:
-                return _died({numbers[0]: str(error)}, {})
+            pids: list[int] = []
+            for number in numbers:
+                try:
+                    pids.append(await self._workers[number].ready())
+                except WorkerDied as error:
+                    return _died({number: str(error)}, {})
+            meeting = self._meeting(numbers, pids)
             workers = [self._workers[number] for number in numbers]
             parts = [
                 worker.score_part(
@@ -136,9 +144,8 @@ class Groups:
                 self._adjourn(numbers)
             return found
 
-    async def _meeting(self, numbers: Sequence[int]) -> _Meeting:
-        """Where all of them have been, or none. Raises `WorkerDied`."""
-        pids = [await self._workers[number].ready() for number in numbers]
+    def _meeting(self, numbers: Sequence[int], pids: Sequence[int]) -> _Meeting:
+        """Where all of them have been, or none."""
         if (held := self._meetings.get(numbers)) is not None and held.pids == pids:
             return held
         self._adjourn(numbers)

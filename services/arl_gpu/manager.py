@@ -20,7 +20,7 @@ from arl_core.ledger import Ledger, fits
 from arl_core.model import slots_of
 from arl_core.residency import Residence
 from arl_gpu import repository
-from arl_gpu.groups import Groups
+from arl_gpu.groups import GRACE_S, Groups
 from arl_gpu.jobs import Report, job_of
 from arl_gpu.judging import Judging
 from arl_gpu.metrics import GpuMetrics
@@ -77,7 +77,12 @@ class Manager:
             ),
             metrics=GpuMetrics(metrics),
             judging=judging,
-            groups=Groups(workers, lambda: self.registry.splits),
+            # Of CPU devices one that has not noticed reads its weights, and will.
+            groups=Groups(
+                workers,
+                lambda: self.registry.splits,
+                grace_s=settings.batch_limit_s if "cpu" in settings.devices else GRACE_S,
+            ),
         )
         self._judging = judging
         self.registry = Registry(

@@ -98,6 +98,6 @@ def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles |
 def _must_split(parts: int, config: Mapping[str, Any], devices: int) -> None:
     """Raises `NotSplit`. What its library has to say of it, the worker of the first rank asks."""
     if parts > devices:
-        raise NotSplit(f"{parts} devices of one kind are needed, and this node has {devices} (TANGRAM_DEVICES)")
+        raise NotSplit(f"it needs {parts} devices, and {devices} of this node can compute together: TANGRAM_DEVICES")
     if (why := undivided(config, parts)) is not None:
         raise NotSplit(why)

@@ -120,6 +120,8 @@ class Registry:
         self._wishes = {wish.name: wish for wish in wishes}
         self._loaded = {name: at for name, at in self._loaded.items() if name in self._wishes}
         self._not_split = {name: files for name, files in self._not_split.items() if name in self._wishes}
+        known = self._wishes.keys() | self._offered.keys()
+        self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in known}
 
     @property
     def is_behind(self) -> bool:
@@ -193,6 +195,7 @@ class Registry:
             return None
         if files is None and wish.name not in self._offered:  # its files are not here any more
             self._troubles.pop(wish.name, None)
+            self._not_split.pop(wish.name, None)
         return files
 
     async def _offer(self, files: ServiceFiles) -> None:
@@ -217,6 +220,9 @@ class Registry:
         if files.name in self._offered:
             await self._forget(files.name)
         self._not_split[files.name] = files
+        for _, owner in self._owners_of(files):
+            with suppress(WorkerDied):
+                await owner.forget(files.name)
         self._heard(files.name, number, answer)
 
     async def _forget(self, name: str) -> None:

@@ -201,12 +201,16 @@ class Scoring:
     def _place(self, device: _Device) -> Place:
         number, parked = device.number, {batch[0].job.service for batch in device.parked}
         makes_room = any(number in self._members(other, batch) for other in self._devices for batch in other.parked)
+        stuck = {batch[0].job.service for other in self._devices for batch in other.parked}
+        members = {name: self._groups.members(name, number) for name in self._groups.splits if name not in stuck}
         return Place(
+            members=members,
+            beside={name: self._resident_on(numbers) - {name} for name, numbers in members.items()},
             closed=parked | self._groups.led_elsewhere(number) | self._judging.closed(number, makes_room=makes_room),
             number=number,
-            resident=device.services_in(Residence.RESIDENT),
-            restoring=device.services_in(Residence.RESTORING),
-            fitting=device.fitting,
+            resident=self._on_all(device, lambda each: each.services_in(Residence.RESIDENT)),
+            restoring=self._on_all(device, lambda each: each.holds),
+            fitting=None if device.fitting is None else self._on_all(device, lambda each: each.fitting),
             elsewhere={
                 name
                 for other in self._devices
@@ -215,6 +219,19 @@ class Scoring:
                 if other.number not in self._groups.members(name, number)
             },
         )
+
+    def _resident_on(self, numbers: Sequence[int]) -> set[str]:
+        return {name for at in numbers for name in self._devices[at].services_in(Residence.RESIDENT)}
+
+    def _on_all(self, device: _Device, services_of: Callable[[_Device], Collection[str] | None]) -> set[str]:
+        """Those of the device; of one that several devices compute, where it is so on all of them. None is all."""
+        found = services_of(device) or ()
+        others = {name: [self._devices[at] for at in self._groups.members(name, device.number)] for name in found}
+        return {
+            name
+            for name in found
+            if all((each := services_of(other)) is None or name in each for other in others[name])
+        }
 
     def _members(self, device: _Device, batch: Batch) -> Sequence[int]:
         """Numbers of the devices that compute it."""

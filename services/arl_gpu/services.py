@@ -14,6 +14,7 @@ __all__ = [
     "ServiceFiles",
     "available",
     "longest",
+    "made_of",
     "own",
     "undivided",
     "wheel_directory",
@@ -118,6 +119,12 @@ def longest(config: Mapping[str, Any]) -> int:
         pad = config.get("pad_token_id")
         positions -= 1 + int(1 if pad is None else pad)
     return min(LONGEST, positions)
+
+
+def made_of(directory: Path) -> str:
+    """Another one where any of its files was replaced or changed since."""
+    found = ((each.name, each.stat()) for each in sorted(directory.iterdir()))
+    return json.dumps([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found])
 
 
 def undivided(config: Mapping[str, Any], devices: int) -> str | None:

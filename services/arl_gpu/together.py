@@ -73,11 +73,14 @@ class _Nobody:
         return nullcontext()
 
 
-def mark(spec: Mapping[str, Any], part: Part | None) -> int:
-    """What all ranks of a batch have alike; 0 where what is here is not the part that is asked for."""
+def mark(spec: Mapping[str, Any], part: Part | None, made_of: str = "") -> int:
+    """What all ranks of a batch have alike: what they were told of it, and the files that they have read.
+
+    0 where what is here is not the part that is asked for.
+    """
     options = dict(spec.get("options", {}))
     here = options.pop("rank", 0), options.get("tensor_parallel") or 1
     if part is not None and here != (part.rank, part.size):
         return 0
-    said = json.dumps({**spec, "options": options}, sort_keys=True)
+    said = json.dumps({**spec, "options": options, "made_of": made_of}, sort_keys=True)
     return int.from_bytes(sha256(said.encode()).digest()[:7]) | 1

@@ -1,7 +1,7 @@
 """Whose items go to which device next. Knows no device, and the time only as it is told."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from arl_core.batching import next_batch
@@ -47,6 +47,10 @@ class Place:
     """Services for which there is room without an eviction; None for all."""
     closed: Collection[str] = ()
     """Services of which nothing may begin here now, whatever waits for them."""
+    members: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Numbers of the devices that compute a service together, the first of which takes its batches, by service."""
+    beside: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """What is on all of these devices, by service."""
 
 
 class _Turn(NamedTuple):
@@ -100,8 +104,9 @@ class Turns:
 
         Raises where a job waits and none of its items has a cost.
         """
-        queue = self._open(place)
-        service = self._service(queue, place, now)
+        every = _by_service(self._ready())
+        queue = {name: jobs for name, jobs in every.items() if name not in place.closed}
+        service = self._service(queue, every, place, now)
         if service is None:
             return []
         jobs = queue[service]
@@ -129,18 +134,38 @@ class Turns:
     def _open(self, place: Place) -> _Queue:
         return {name: jobs for name, jobs in _by_service(self._ready()).items() if name not in place.closed}
 
-    def _service(self, queue: _Queue, place: Place, now: float) -> str | None:
-        turn = self._turns.get(place.number)
-        if turn is not None and turn.service in queue and queue[turn.service][0].waits_since < turn.begun:
-            return turn.service
-        here = [each for each in queue if self._may_be_here(each, queue, place, now)]
+    def _service(self, queue: _Queue, every: _Queue, place: Place, now: float) -> str | None:
+        """`every`: also what may not begin here."""
+        own = self._unfinished(place.number, every)
+        if own in queue:
+            return own
+        if own is not None and own in place.members:
+            return None  # it was brought here for the batches that another device takes
+        here = [
+            each
+            for each in queue
+            if self._may_be_here(each, queue, place, now) and self._is_nobodys_turn_there(each, every, place)
+        ]
         overdue = [each for each in here if now - queue[each][0].waits_since >= self._swap_wait_s]
         resident = [each for each in here if each in place.resident]
         coming = [each for each in here if each in place.restoring]
         chosen = next(iter(overdue or resident or coming or here), None)
         if chosen is not None and chosen not in resident:
-            self._turns[place.number] = _Turn(chosen, now)
+            for number in place.members.get(chosen, (place.number,)):
+                self._turns[number] = _Turn(chosen, now)
         return chosen
+
+    def _unfinished(self, number: int, every: _Queue) -> str | None:
+        """The service that a device was given for what waited for it by then, while some of that still does."""
+        turn = self._turns.get(number)
+        if turn is None or turn.service not in every or every[turn.service][0].waits_since >= turn.begun:
+            return None
+        return turn.service
+
+    def _is_nobodys_turn_there(self, service: str, every: _Queue, place: Place) -> bool:
+        """On the other devices that would compute it, too: to take one away would be a swap for each batch."""
+        numbers = place.members.get(service, ())
+        return all(self._unfinished(number, every) in (None, service) for number in numbers)
 
     def _may_be_here(self, service: str, queue: _Queue, place: Place, now: float) -> bool:
         if service in place.resident or service in place.restoring:
@@ -150,7 +175,7 @@ class Turns:
         is_little = sum(sum(j.left) for j in jobs) < REPLICA_BATCHES * self._batch_tokens
         if service in place.elsewhere and is_little and now < self._due_at(jobs):
             return False
-        if place.fitting is None or service in place.fitting or self._someone_rests(queue, place, now):
+        if place.fitting is None or service in place.fitting or self._someone_rests(service, queue, place, now):
             return True
         return now >= self._ripe_at(jobs, now)
 
@@ -164,11 +189,13 @@ class Turns:
         """When the oldest of these has waited as long as any may."""
         return jobs[0].waits_since + self._swap_wait_s
 
-    def _someone_rests(self, queue: _Queue, place: Place, now: float) -> bool:
+    def _someone_rests(self, service: str, queue: _Queue, place: Place, now: float) -> bool:
         """A service that nobody has needed for a while is no loss, and neither is none."""
-        if not place.resident:
+        there = place.beside.get(service, place.resident)
+        if not there:
             return True
-        resting = (each for each in place.resident if each not in queue)
+        needed = queue if service not in place.beside else {job.service for job in self._ready()}
+        resting = (each for each in there if each not in needed)
         return any(now - self._served_at.get(each, now - self._swap_wait_s) >= self._swap_wait_s for each in resting)
 
     def _ready(self) -> list[Job]:

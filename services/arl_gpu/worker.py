@@ -27,7 +27,7 @@ from arl_gpu.host_memory import shared
 from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
-from arl_gpu.services import NotSplit
+from arl_gpu.services import NotSplit, made_of
 from arl_gpu.together import Meetings, Part, PeerGone, PeerNotReady, Peers, mark
 
 __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
 """The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
-
-
 CODES: Mapping[type[Exception], str] = {
     NoRoom: "no_room",
     CopyFailed: "copy_failed",
@@ -163,13 +161,17 @@ class _Worker:
         peers = self._meetings.peers(part)
         begun = time.monotonic()
         waiting = [self._place(each) for each in waiting]
-        with self._brought(service, waiting, peers, part) as (model, content, was_there):
-            waited_s = time.monotonic() - begun
-            self._residency.prefetch(waiting)
-            cpu = time.process_time()
-            with peers.computing():
-                scored = model.score(items, content)
-            model_cpu_s = time.process_time() - cpu
+        try:
+            with self._brought(service, waiting, peers, part) as (model, content, was_there):
+                waited_s = time.monotonic() - begun
+                self._residency.prefetch(waiting)
+                cpu = time.process_time()
+                with peers.computing():
+                    scored = model.score(items, content)
+                model_cpu_s = time.process_time() - cpu
+        except PeerNotReady:
+            self._drop_if_changed(service)
+            raise
         return {
             "entries": scored.entries if part is None or part.rank == 0 else [],
             "texts": scored.texts,
@@ -199,9 +201,16 @@ class _Worker:
                 with suppress(PeerGone):  # then they have heard of worse
                     peers.agree(0)
                 raise
-            if not peers.agree(mark(self._specs[service], part)):
+            if not peers.agree(mark(self._specs[service], part, getattr(model, "made_of", ""))):
                 raise PeerNotReady(f"not all workers that compute {service} together could begin")
             yield model, content, was_there
+
+    def _drop_if_changed(self, service: str) -> None:
+        """Another rank may have read what has taken its files' place: the next batch is of one and the same model."""
+        model = self._models[service]
+        if getattr(model, "made_of", "") != made_of(Path(self._specs[service]["directory"])):
+            self._residency.forget(service)
+            del self._models[service]
 
     def _offer(self, spec: dict[str, Any], host: str | None = None) -> dict[str, Any]:
         """From now on it can be scored. The same one again is nothing; another of that name takes its place.

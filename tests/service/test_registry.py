@@ -109,7 +109,7 @@ async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_
 
 
 async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(rows: Rows, shared: str) -> None:
-    reason = "bad_registration: tensor_parallel: 4 devices of one kind are needed"
+    reason = "bad_registration: tensor_parallel: it needs 4 devices"
     async with store_of(shared, "gateway") as store:
         rewards = Rewards(store, cast(Peers, None), admission_url="http://a")
         await rows.execute("insert into services (name, kind, source) values ('split', 'logprobs', 's')")

@@ -309,7 +309,7 @@ def test_what_is_split_is_offered_to_whole_groups_and_loaded_onto_one_that_has_r
 @pytest.mark.parametrize(
     ("parts", "config", "sentence"),
     [
-        (4, "{}", "4 devices of one kind are needed, and this node has 3 "),
+        (4, "{}", "it needs 4 devices, and 3 of this node "),
         (
             2,
             '{"num_attention_heads": 3}',
@@ -336,7 +336,7 @@ def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
 def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:
     registry = Registry([], [Owner(), Owner()], models, learn=print, is_idle=lambda name: True, alike=1)
     carried_out(registry, wish("a", **SPLIT))
-    assert "this node has 1" in registry.health["a"]
+    assert "and 1 of this node can" in registry.health["a"]
 
 
 def test_what_a_worker_finds_no_plan_for_is_offered_no_more_until_it_is_registered_anew(models: Path) -> None:

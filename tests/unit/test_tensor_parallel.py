@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -15,11 +16,14 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
 import transformers
 
 from arl_gpu.jobs import Report
 from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
+from arl_gpu.kinds.sharded import planned
+from arl_gpu.services import NotSplit
 from support.conditions import eventually
 from support.parallel import LIMIT_S, Node, a_node, wish
 from support.tiny_models import SIZE, a_large_one, save
@@ -177,8 +181,53 @@ async def test_parts_of_different_registrations_are_never_one_score(pair: Node, 
 async def test_what_has_no_plan_is_not_offered_and_says_what_to_do(pair: Node, models: Path) -> None:
     await pair.offer(wish("it", "sequence-classifier", "bert", tensor_parallel=2))
     assert pair.registry.offered == []
-    sentence = "transformers has no plan for splitting BertForSequenceClassification: register it without"
+    sentence = "models of type bert are not split: register it without"
     assert pair.registry.health["it"].startswith(f"not_split: {sentence}")
+
+
+@pytest.mark.parametrize("changed", [{"model_type": "nobody-knows"}, {"quantization_config": {"quant_method": "fp8"}}])
+async def test_what_can_not_be_made_or_is_quantised_is_not_offered_with_workers_that_run_already(
+    pair: Node, models: Path, changed: dict[str, object]
+) -> None:
+    shutil.copytree(models / "teacher", models / "strange", dirs_exist_ok=True)
+    config = json.loads((models / "strange" / "config.json").read_text())
+    (models / "strange" / "config.json").write_text(json.dumps(config | changed))
+    await pair.offer(wish("teacher", "logprobs", "teacher"))
+    for worker in pair.workers:
+        await worker.restore("teacher")
+    await pair.offer(wish("it", "logprobs", "strange", tensor_parallel=2))
+    assert (pair.registry.offered, [each.name for each in pair.registry.refused]) == ([], ["it"])
+    assert pair.registry.health["it"].startswith("not_split")
+
+
+def test_a_model_whose_parts_nobody_compared_with_the_whole_is_refused_whatever_its_plan_says() -> None:
+    sparse = {"activation_sparsity_pattern": [0.95, 0.0], "laurel_rank": 4, "num_kv_shared_layers": 0, "head_dim": 8}
+    config = transformers.Gemma3nTextConfig(**SIZE | sparse)
+    with torch.device("meta"):
+        module = transformers.Gemma3nForCausalLM(config)
+    with pytest.raises(NotSplit, match="gemma3n_text"):
+        planned(module, 2)
+
+
+async def test_parts_of_files_that_were_replaced_are_never_one_score_with_parts_of_those_before(
+    pair: Node, models: Path
+) -> None:
+    shutil.copytree(models / "teacher", models / "replaced", dirs_exist_ok=True)
+    await pair.offer(wish("it", "logprobs", "replaced", tensor_parallel=2))
+    before = entries(await pair.scored("it", ITEMS))
+    qwen = transformers.Qwen3Config(**SIZE, head_dim=8)
+    save(models / "replaced", transformers.Qwen3ForCausalLM(qwen), seed=9)
+    pid = pair.workers[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    reasons = []
+    while (report := await pair.scored("it", ITEMS)).outcome != "ok":
+        reasons.append(report.reason)
+        assert len(reasons) < 4
+    assert {*reasons} <= {"worker_died", "peer_not_ready"}
+    model = load({"kind": "logprobs", "directory": str(models / "replaced"), "options": {}})
+    assert_alike(entries(report), model.score(ITEMS, model.weights.content).entries)
+    assert entries(report)[0]["score"] != pytest.approx(before[0]["score"], abs=1e-3)
 
 
 async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_score(

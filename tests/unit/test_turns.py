@@ -154,3 +154,35 @@ def test_what_another_device_holds_is_brought_here_once_it_has_waited_for_long_e
     place = Place(elsewhere={"minilm"})
     assert not turns.next_batch(place, now=4.9)
     assert turns.next_batch(place, now=5.0)
+
+
+def test_a_split_service_and_one_on_a_device_of_its_take_turns_and_not_a_swap_for_each_batch() -> None:
+    turns = Turns(batch_tokens=10, begun_tokens=1000, swap_wait_s=1.0)
+    members = {"split": (0, 1)}
+    leads = Place(number=0, members=members, closed={"whole"})
+    follows = Place(number=1, members=members, closed={"split"})
+
+    def begins(place: Place, at: float) -> list[str]:
+        return [job.service for job, _, _ in turns.next_batch(place, now=at)]
+
+    for service in ("whole", "whole", "split", "split"):
+        turns.add(a_job([10], service), now=0.0)
+    assert begins(follows, 1.0) == ["whole"]
+    assert begins(leads, 1.1) == [], "what waited for the other device as it was given to another goes first"
+    assert begins(follows, 1.2) == ["whole"]
+    assert begins(leads, 1.3) == ["split"]
+    turns.add(a_job([10], "whole"), now=1.4)
+    assert begins(follows, 1.5) == [], "it has its part of what the other device takes"
+    assert begins(leads, 1.6) == ["split"]
+    assert begins(follows, 1.7) == ["whole"]
+
+
+def test_a_split_service_is_not_brought_where_one_that_is_in_use_on_another_device_of_its_would_leave() -> None:
+    turns = Turns(batch_tokens=10, begun_tokens=1000, swap_wait_s=1.0)
+    leads = Place(number=0, members={"split": (0, 1)}, beside={"split": {"whole"}}, fitting=(), closed={"whole"})
+    user, waits = a_job([10], "whole"), a_job([10], "split")
+    turns.add(user, now=0.0)
+    turns.add(waits, now=0.0)
+    assert turns.next_batch(leads, now=0.1) == []
+    assert turns.next_look(leads, now=0.1) == 1.0
+    assert [job for job, _, _ in turns.next_batch(leads, now=1.0)] == [waits]

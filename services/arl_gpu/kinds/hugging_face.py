@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from arl_core.batching import buckets, padding
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Entry, Item, Scored, failed
-from arl_gpu.services import NotSplit, longest
+from arl_gpu.services import NotSplit, longest, made_of
 
 __all__ = ["Classifier", "LogProbs", "check"]
 
@@ -49,6 +49,7 @@ class _HuggingFace:
 
     def __init__(self, directory: Path, options: Mapping[str, Any], loader: Any) -> None:
         dtype = getattr(torch, options["dtype"]) if options.get("dtype") else "auto"
+        self.made_of = made_of(directory)
         module = loader.from_pretrained(directory, dtype=dtype, use_safetensors=True, **LOCAL)
         self._directory, self._config = directory, module.config
         self._max_tokens = int(options.get("max_tokens") or longest(module.config.to_dict()))
@@ -124,12 +125,12 @@ def check(spec: Mapping[str, Any]) -> None:
     from arl_gpu.kinds.sharded import planned
 
     loader = AutoModelForCausalLM if spec["kind"] == "logprobs" else AutoModelForSequenceClassification
-    config = AutoConfig.from_pretrained(spec["directory"], **LOCAL)
     try:
+        config = AutoConfig.from_pretrained(spec["directory"], **LOCAL)
         with torch.device("meta"):
             module = loader.from_config(config)
-    except ValueError as error:  # it has none of that architecture
-        raise NotSplit(str(error)) from error
+    except Exception as error:  # what the library does not know it refuses in many ways
+        raise NotSplit(f"transformers can't make it: {type(error).__name__}: {error}") from error
     planned(module, int(spec["options"]["tensor_parallel"]))
 
 
