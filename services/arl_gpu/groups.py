@@ -37,7 +37,12 @@ class Member(Protocol):
     async def score_part(
         self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part
     ) -> dict[str, Any]: ...
-    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]: ...
+    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """What `arl_gpu.worker` answers; it may prepare for `waiting`.
+
+        Raises `WorkerDied`; whoever comes next may find another.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

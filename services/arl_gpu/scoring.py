@@ -35,13 +35,6 @@ log = logging.getLogger(__name__)
 class Scorer(Member, Protocol):
     """Whatever owns the device. One order at a time."""
 
-    async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """What `arl_gpu.worker` answers; it may prepare for `waiting`.
-
-        Raises `WorkerDied`; whoever comes next may find another.
-        """
-        ...
-
     async def end(self) -> int | None: ...
     async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
     async def release(self, engine: str) -> dict[str, Any]: ...
@@ -72,8 +65,12 @@ class _Device:
 
     @property
     def holds(self) -> set[str]:
-        found = {name for name, state in self.states.items() if state in ON_DEVICE}
-        return found if self.serves is None else found | {self.serves}
+        return self.there if self.serves is None else self.there | {self.serves}
+
+    @property
+    def there(self) -> set[str]:
+        """Or on its way."""
+        return {name for name, state in self.states.items() if state in ON_DEVICE}
 
     def services_in(self, state: Residence) -> set[str]:
         return {name for name, each in self.states.items() if each is state}
@@ -209,7 +206,7 @@ class Scoring:
             closed=parked | self._groups.led_elsewhere(number) | self._judging.closed(number, makes_room=makes_room),
             number=number,
             resident=self._on_all(device, lambda each: each.services_in(Residence.RESIDENT)),
-            restoring=self._on_all(device, lambda each: each.holds),
+            restoring=self._on_all(device, lambda each: each.there),
             fitting=None if device.fitting is None else self._on_all(device, lambda each: each.fitting),
             elsewhere={
                 name

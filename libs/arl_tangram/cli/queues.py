@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from arl_tangram.cli.actions import connected
 from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, stdout
 from arl_tangram.cli.state import DirOption
+from arl_tangram.options import failed_validation
 from arl_wire.queues import Queue, QueueList, Quota
 
 __all__ = ["register"]
@@ -75,12 +76,12 @@ def quota_queue(
     if (running is None and not service) != none:
         fail("give --running N or --service NAME=N, or --none", EXIT_USAGE)
     services = _numbers(service or [])
-    try:
-        with connected(directory) as tangram:
-            _show(tangram.quota_queue(task, running, services), output)
-    except ValidationError as error:
-        first = error.errors()[0]
-        fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE)
+    with connected(directory) as tangram:
+        try:
+            changed = tangram.quota_queue(task, running, services)
+        except ValidationError as error:
+            raise failed_validation(error) from None
+        _show(changed, output)
 
 
 @group.command("pause")
