@@ -4,7 +4,10 @@ import errno
 import gc
 import os
 import resource
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from arl_cpu.launcher.loop import Loop
 from arl_cpu.launcher.orders import Order
 from arl_cpu.launcher.sessions import KILLED, NoTerminal, Session
 from arl_cpu.launcher.shells import Shells
+from arl_cpu.launcher.spawning import spawn_session
+from arl_cpu.launcher.unsafe_local import UnsafeLocal
 from support.sandbox import a_session_command
 
 
@@ -59,13 +64,133 @@ def test_the_end_of_a_shell_is_the_end_of_the_command_that_it_was_in(played: Pla
 @pytest.mark.parametrize("said", [b"x::0\0", b"x:1:0\0", b"x:0\0"])
 def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: Played, said: bytes) -> None:
     played.run("true")
-    os.write(played.statuses, b"1:0\0")
+    os.write(played.statuses, b"r:1\x001:0\0")
     assert played.until_ended() == 0
     played.run("echo never")
     os.write(played.statuses, said)
     assert played.until_ended() == KILLED
     assert not played.session.is_open
     assert "ended before it read it" in (played.session.why_not_run or "")
+
+
+class Agent:
+    """What an environment's agent does at what it is told; its shells are real ones."""
+
+    def __init__(self, where: Path) -> None:
+        self.loop = Loop()
+        self.shown = b""
+        self.told: list[str] = []
+        self.shells = Shells(self.loop, self._start, lambda: self.told.append("finish"), self._show)
+        self._order = Order(mode="run", cwd=str(where), env={"PATH": os.environ["PATH"]})
+        self._shell = 0
+
+    def _start(self, order: Order, files: Sequence[int]) -> None:
+        self.told.append(order.mode)
+        if order.mode == "session":
+            self._shell = spawn_session(order, tuple(files), UnsafeLocal())
+
+    def _show(self, data: bytes) -> None:
+        self.shown += data
+
+    def begin(self, attempt: Attempt) -> None:
+        self.shells.begin(attempt, self._order, None)
+
+    def open_session(self) -> None:
+        assert self.told.pop() == "session"
+        assert self.shells.goes_on({"status": 0})
+
+    def watch(self) -> None:
+        assert self.told.pop() == "watch"
+        self.shells.started()
+
+    def stop_shell(self) -> None:
+        os.kill(self._shell, signal.SIGSTOP)
+
+    def end_shell(self) -> None:
+        if self._shell:
+            os.kill(self._shell, signal.SIGKILL)
+            os.waitpid(self._shell, 0)
+            self._shell = 0
+
+    def until_shown(self, data: bytes) -> None:
+        assert self.loop.run_until(lambda: data in self.shown, 5)
+
+    def until_finished(self) -> None:
+        assert self.loop.run_until(lambda: self.told == ["finish"], 5)
+        self.told.clear()
+
+    def end(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"status": 0}
+        assert not self.shells.goes_on(message)
+        return message
+
+    def close(self) -> None:
+        self.end_shell()
+        self.shells.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(tmp_path)
+    yield agent
+    agent.close()
+
+
+def its_first_command_ends(agent: Agent) -> None:
+    agent.begin(Attempt(a_session_command("main", "x=1")))
+    agent.open_session()
+    agent.watch()
+    agent.until_finished()
+    assert agent.end()["status"] == 0
+
+
+def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_all_its_input(agent: Agent) -> None:
+    its_first_command_ends(agent)
+    agent.stop_shell()
+    agent.begin(Attempt(a_session_command("main", "read said; echo [$x] $said", stdin=b"hello\n")))
+    agent.watch()
+    agent.end_shell()
+    agent.until_finished()
+    assert agent.shells.goes_on({"status": 0, "message": "of the watch that is over"})
+    agent.open_session()
+    agent.watch()
+    agent.until_finished()
+    assert agent.end() == {"status": 0, "message": "session 'main' began with this command"}
+    assert agent.shown == b"[] hello\n"
+
+
+def test_a_command_that_its_shell_has_begun_is_not_run_again(agent: Agent) -> None:
+    its_first_command_ends(agent)
+    agent.begin(Attempt(a_session_command("main", "echo begun; while :; do :; done")))
+    agent.watch()
+    agent.until_shown(b"begun")
+    agent.end_shell()
+    agent.until_finished()
+    said = "session 'main' ended with this command; the next one begins another"
+    assert agent.end() == {"status": KILLED, "message": said}
+
+
+def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent) -> None:
+    agent.begin(Attempt(a_session_command("main", "x=1")))
+    agent.open_session()
+    agent.end_shell()
+    agent.watch()
+    agent.until_finished()
+    message = agent.end()
+    assert message["status"] == KILLED
+    assert "the command did not run: its shell ended before it read it" in message["message"]
+
+
+def test_a_command_that_was_stopped_before_a_new_shell_is_begun_is_not_run(agent: Agent) -> None:
+    its_first_command_ends(agent)
+    agent.stop_shell()
+    attempt = Attempt(a_session_command("main", "x=2"))
+    agent.begin(attempt)
+    agent.watch()
+    agent.end_shell()
+    agent.until_finished()
+    attempt.cause = "cancelled"
+    assert agent.end() == {"status": KILLED, "message": None}
 
 
 @pytest.mark.parametrize("missing", range(1, 8))

@@ -15,14 +15,15 @@ from .loop import Loop, Timer
 __all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "NoTerminal", "Session"]
 
 # Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
-# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes `NUMBER:STATUS` to file 4, at its end
-# `x:NUMBER:STATUS` with the number of the command it was in, if it was in any. Commands get neither file. Ended jobs
-# are forgotten, so that the next one is %1. Functions, aliases, IFS and TMOUT of a command change nothing
-# of this, and what it traces is not shown.
+# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes to file 4 `r:NUMBER` when it has read one,
+# `NUMBER:STATUS` when that has ended, and at its own end `x:NUMBER:STATUS` with the number of the command it was in, if
+# it was in any. Commands get neither file. Ended jobs are forgotten, so that the next one is %1. Functions, aliases,
+# IFS and TMOUT of a command change nothing of this, and what it traces is not shown.
 _READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tangram%% *}" >&4
 \builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
 \builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
-while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__tangram%% *}"; } 2>&-; do
+while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__tangram%% *}" &&
+\builtin printf 'r:%s\0' "$__tangram_now" >&4; } 2>&-; do
 \builtin eval "${__tangram#* }" 3<&- 4>&-
 { \builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null
 \builtin unset __tangram __tangram_now; } 2>&-
@@ -33,6 +34,7 @@ NO_SHELL = "a session needs bash, and this environment has none in its PATH; use
 KILLED = int(signal.SIGKILL)
 """The wait status of what did not end by itself."""
 
+_NOT_READ = "its shell ended before it read it"
 _GET_PEER, _GET_SESSION, _SIGNAL_GROUP = 0x5441, 0x5429, 0x40045436
 _LONGEST_STATUS = 64
 _READ_BYTES = 64 << 10
@@ -62,7 +64,7 @@ class Session:
             raise NoTerminal(f"there is no terminal to be had for a session: {failure}") from failure
         self.is_open = True
         self.why_not_run: str | None = None
-        """Of the last command, if its shell never read it."""
+        """Of the last command, unless its shell is known to have read it."""
         self._has_exited = False
         self._number = 0
         self._heard = b""
@@ -111,11 +113,12 @@ class Session:
     def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
         """`ended` is called once, with a wait status, after the last output was shown.
 
-        Without a feed whoever reads is at the end.
+        Without a feed whoever reads is at the end. It is not touched before the shell has read the command: one that
+        was never read can be given to another session as it is.
         """
         self._number += 1
         self._show, self._ended, self._feed = show, ended, feed
-        self._status = self.why_not_run = None
+        self._status, self.why_not_run = None, _NOT_READ
         try:
             self._prepare_terminal(has_input=feed is not None)
         except (OSError, termios.error) as failure:
@@ -125,8 +128,6 @@ class Session:
         self._loop.watch(self._terminal, self._read)
         self._loop.watch(self._statuses, self._hear)
         self._limit = self._loop.after(_LOOK_S, self._look)
-        if feed is not None:
-            feed.type_into(self._terminal, self._loop)
         text = f"{self._number} {command}".encode(errors="surrogatepass")
         self._commands.take(text + b"\0", offset=None, end=False)
 
@@ -184,13 +185,21 @@ class Session:
         self._heard = self._heard[:_LONGEST_STATUS]
 
     def _take_status(self, said: bytes) -> None:
-        is_last = said.startswith(b"x:")
+        own = b"%d" % self._number
+        if said == b"r:" + own:
+            self._was_read()
+            return
         number, _, status = said.removeprefix(b"x:").partition(b":")
-        if number == b"%d" % self._number and status.isdigit() and len(status) <= 3:
+        if number == own and status.isdigit() and len(status) <= 3:
+            self._was_read()
             self._status = (int(status) & 0xFF) << 8
-        elif is_last:
-            self.why_not_run = "its shell had ended before it read it"
-        self._has_exited |= is_last
+        self._has_exited |= said.startswith(b"x:")
+
+    def _was_read(self) -> None:
+        if self.why_not_run is not None:
+            self.why_not_run = None
+            if self._feed is not None:
+                self._feed.type_into(self._terminal, self._loop)
 
     def _has_no_leader(self) -> bool:
         """That was the shell: the kernel takes its terminal's session away, whoever else has its files."""
@@ -257,7 +266,7 @@ class Session:
     def _stop_watching(self) -> None:
         if self._limit is not None:
             self._limit.cancel()
-        if self._feed is not None:
+        if self._feed is not None and self.why_not_run is None:
             self._feed.close()
         self._loop.unwatch(self._terminal)
         self._loop.unwatch(self._statuses)

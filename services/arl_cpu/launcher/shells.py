@@ -33,8 +33,8 @@ class Shells:
         self._loop, self._send, self._finish, self._show = loop, send, finish, show
         self._open: dict[str, Session] = {}
         self._attempt: Attempt | None = None
-        self._stage: Literal["opening", "watched", "running", "ended"] | None = None
-        self._watch = Order(mode="watch")
+        self._stage: Literal["opening", "watched", "running", "unread", "ended"] | None = None
+        self._order, self._owner = Order(mode="watch"), None  # type: tuple[Order, int | None]
         self._name = ""
         self._status = KILLED
         self._notes: list[str] = []
@@ -44,26 +44,29 @@ class Shells:
         """Open the session if need be, then run the command in it. Raises OSError."""
         for capture in attempt.captures:
             capture.close()  # there is the terminal instead
-        self._attempt, self._watch = attempt, replace(order, mode="watch", argv=(), env={})
+        self._attempt, self._order, self._owner = attempt, order, owner
         self._name, self._status, self._notes = attempt.spec.session or "", KILLED, []
         self._no_terminal = None
         known = self._open.get(self._name)
         if known is not None and known.has_died():
             self._forget(known)
-            known = None
-        session = self._new_session(owner) if known is None and len(self._open) < _MOST_SESSIONS else None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Whatever comes before the command."""
+        has_room = self._name not in self._open and len(self._open) < _MOST_SESSIONS
+        session = self._new_session() if has_room else None
         if session is None:
-            self._stage = "watched"
             self._begin_watch()
             return
         self._stage = "opening"
-        opening = replace(order, mode="session", argv=ARGV, env={**order.env, **VARIABLES}, fetch=(), files={})
-        self._send(opening, session.ends)
+        variables = {**self._order.env, **VARIABLES}
+        self._send(replace(self._order, mode="session", argv=ARGV, env=variables, fetch=(), files={}), session.ends)
         session.handed_over()
 
-    def _new_session(self, owner: int | None) -> Session | None:
+    def _new_session(self) -> Session | None:
         try:
-            session = self._open[self._name] = Session(self._loop, owner)
+            session = self._open[self._name] = Session(self._loop, self._owner)
         except NoTerminal as failure:
             self._no_terminal = str(failure)
             return None
@@ -88,17 +91,20 @@ class Shells:
             return False
         if stage == "opening":
             if message.get("status") == 0 and self._attempt.cause is None:
-                self._stage = "watched"
                 self._begin_watch()
                 return True
             self._did_not_open(message)
             return False
+        if stage == "unread" and message.get("status") == 0 and self._attempt.cause is None:
+            self._attempt.files.clear()  # the command may have others to show
+            self._prepare()
+            return True
         if self._no_terminal is not None:
             # The node's failure, and this command's alone.
             self._attempt.cause = self._attempt.cause or "setup"
             message.pop("status", None)
             self._notes.append(self._no_terminal)
-        elif self._name not in self._open and not self._notes:
+        elif self._name not in self._open and len(self._open) >= _MOST_SESSIONS:
             message["refused"] = f"an environment has at most {_MOST_SESSIONS} sessions"
         if "status" in message:
             message["status"] = self._status
@@ -125,9 +131,10 @@ class Shells:
         self._open.clear()
 
     def _begin_watch(self) -> None:
+        self._stage = "watched"
         null = os.open("/dev/null", os.O_RDWR)
         try:
-            self._send(self._watch, [null] * 3)
+            self._send(replace(self._order, mode="watch", argv=(), env={}), [null] * 3)
         finally:
             os.close(null)
 
@@ -154,6 +161,11 @@ class Shells:
         if session is not None and not session.is_open:
             self._forget(session)
             if session.why_not_run is not None:
+                # It may have died between two commands, and only now known to be: a new one is as good.
+                if not self._notes and self._attempt.cause is None:
+                    self._stage = "unread"
+                    self._finish()
+                    return
                 self._notes.append(f"the command did not run: {session.why_not_run}")
             self._notes.append(f"session {self._name!r} ended with this command; the next one begins another")
         self._finish()
