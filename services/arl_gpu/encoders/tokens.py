@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from .words import Words
+
 __all__ = ["Tokens", "WordPieces"]
 
 SPECIAL = 2
@@ -32,12 +34,28 @@ class WordPieces:
     def __init__(self, directory: Path) -> None:
         said = json.loads((directory / "sentence_bert_config.json").read_text())
         self.max_tokens = int(said["max_seq_length"])
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        file = directory / "tokenizer.json"
+        self._tokenizer = Tokenizer.from_file(str(file))
         # The file itself pads and cuts everything to 128.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_tokens)
+        self._around = self._tokenizer.encode("").ids
+        are_alone = len(self._around) == SPECIAL and Words.are_split_alone(json.loads(file.read_bytes()))
+        self._words = Words(self._tokenizer) if are_alone else None
 
     def split(self, texts: Sequence[str]) -> list[Tokens]:
+        found = [self._of_words(text) for text in texts]
+        others = iter(self._of_texts([text for text, tokens in zip(texts, found, strict=True) if tokens is None]))
+        return [next(others) if tokens is None else tokens for tokens in found]
+
+    def _of_words(self, text: str) -> Tokens | None:
+        if self._words is None or len(text) > PER_TOKEN * self.max_tokens or (ids := self._words.ids(text)) is None:
+            return None
+        begin, end = self._around
+        most = self.max_tokens - SPECIAL
+        return Tokens((begin, *ids[:most], end), len(ids) > most)
+
+    def _of_texts(self, texts: Sequence[str]) -> list[Tokens]:
         """What is beyond the model's length need not be read, where the text before it is long enough."""
         begins = [_begin(text, PER_TOKEN * self.max_tokens) for text in texts]
         found = self._tokens(begins)
