@@ -39,6 +39,11 @@ def library() -> Tokenizer:
     return library
 
 
+def said() -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads((DIRECTORY / "tokenizer.json").read_bytes())
+    return whole
+
+
 def by_library(library: Tokenizer, texts: Sequence[str], most: int) -> list[Tokens]:
     found = [library.encode(text).ids for text in texts]
     return [Tokens((*ids[:-1][: most - 1], ids[-1]), len(ids) > most) for ids in found]
@@ -61,31 +66,26 @@ def test_a_long_text_is_cut_where_the_library_cuts_it(pieces: WordPieces, librar
     assert pieces.split(texts) == by_library(library, texts, pieces.max_tokens)
 
 
-def test_a_word_that_is_known_costs_the_library_nothing(library: Tokenizer) -> None:
-    known = Words(library)
-    first = known.ids("Time and time again.")
-    known._tokenizer = None  # type: ignore[assignment]
-    assert known.ids("Time and time again.") == first
-    with pytest.raises(AttributeError):
-        known.ids("another time")
-
-
 def test_few_words_are_kept_and_none_that_is_long(library: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "_MOST_WORDS", MOST)
-    kept = Words(library)
+    kept = Words(library, said())
     for number in range(10 * MOST):
         text = f"word{number} and time"
         assert kept.ids(text) == library.encode(text, add_special_tokens=False).ids
-        assert len(kept._known) <= MOST
-    assert kept.ids("x" * 65) is None
-    assert kept.ids(" ".join(map(str, range(MOST + 1)))) is None
+    assert kept.ids("and time " + "x" * 65) is None
+    assert (kept._ids_of.cache_info().currsize, kept._ids_of.cache_info().misses) == (MOST, 10 * MOST + 3)
+
+
+def test_where_case_counts_it_does(library: Tokenizer) -> None:
+    cased = said() | {"normalizer": said()["normalizer"] | {"lowercase": False}}
+    kept = Words(Tokenizer.from_str(json.dumps(cased)), cased)
+    assert kept.ids("Time") != kept.ids("time") == library.encode("time", add_special_tokens=False).ids
 
 
 def test_other_tokenizers_split_by_themselves() -> None:
-    said: dict[str, Any] = json.loads((DIRECTORY / "tokenizer.json").read_bytes())
-    assert Words.are_split_alone(said)
-    assert not Words.are_split_alone(said | {"normalizer": None})
-    assert not Words.are_split_alone(said | {"pre_tokenizer": {"type": "Whitespace"}})
-    assert not Words.are_split_alone(said | {"model": {"type": "Unigram"}})
-    assert not Words.are_split_alone(said | {"normalizer": said["normalizer"] | {"clean_text": False}})
-    assert not Words.are_split_alone(said | {"added_tokens": [said["added_tokens"][0] | {"normalized": True}]})
+    assert Words.are_split_alone(bert := said())
+    assert not Words.are_split_alone(bert | {"normalizer": None})
+    assert not Words.are_split_alone(bert | {"pre_tokenizer": {"type": "Whitespace"}})
+    assert not Words.are_split_alone(bert | {"model": {"type": "Unigram"}})
+    assert not Words.are_split_alone(bert | {"normalizer": bert["normalizer"] | {"clean_text": False}})
+    assert not Words.are_split_alone(bert | {"added_tokens": [bert["added_tokens"][0] | {"normalized": True}]})

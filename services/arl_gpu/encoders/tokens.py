@@ -40,8 +40,9 @@ class WordPieces:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_tokens)
         self._around = self._tokenizer.encode("").ids
-        are_alone = len(self._around) == SPECIAL and Words.are_split_alone(json.loads(file.read_bytes()))
-        self._words = Words(self._tokenizer) if are_alone else None
+        whole = json.loads(file.read_bytes())
+        are_alone = len(self._around) == SPECIAL and Words.are_split_alone(whole)
+        self._words = Words(self._tokenizer, whole) if are_alone else None
 
     def split(self, texts: Sequence[str]) -> list[Tokens]:
         found = [self._of_words(text) for text in texts]

@@ -6,7 +6,8 @@ text, and every new word.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -22,16 +23,16 @@ _MOST_WORDS, _LONGEST_WORD = 1 << 15, 64
 
 
 class Words:
-    """Those of one tokenizer, by which they `are_split_alone`; it pads nothing and cuts no single word."""
+    """Those of one tokenizer, by which they `are_split_alone`; `said` is its tokenizer.json."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._special = [each.content for each in tokenizer.get_added_tokens_decoder().values()]
-        self._known: dict[str, list[int]] = {}
+    def __init__(self, tokenizer: Tokenizer, said: Mapping[str, Any]) -> None:
+        self._model = tokenizer.model
+        self._has_case = not said["normalizer"]["lowercase"]
+        self._special = [each["content"] for each in said["added_tokens"]]
+        self._ids_of = lru_cache(_MOST_WORDS)(self._split)
 
     @staticmethod
     def are_split_alone(said: Mapping[str, Any]) -> bool:
-        """By the tokenizer of this tokenizer.json."""
         parts = [(said.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         return (
             parts == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
@@ -43,24 +44,16 @@ class Words:
         """Without special tokens; None for a text that the library has to split."""
         if _PLAIN.fullmatch(text) is None or any(special in text for special in self._special):
             return None
-        words = _WORD.findall(text)
         try:
-            found = [self._known[word] for word in words]
-        except KeyError:
-            if not self._learn(words):
-                return None
-            found = [self._known[word] for word in words]
-        return list(chain.from_iterable(found))
+            return list(chain.from_iterable(map(self._ids_of, _WORD.findall(text))))
+        except _TooLong:
+            return None
 
-    def _learn(self, words: Sequence[str]) -> bool:
-        """Whether all of them are known now."""
-        distinct = set(words)
-        if max(map(len, distinct)) > _LONGEST_WORD or len(distinct) > _MOST_WORDS:
-            return False
-        fresh = list(distinct - self._known.keys())
-        if len(self._known) + len(fresh) > _MOST_WORDS:
-            self._known.clear()
-            fresh = list(distinct)
-        for word, found in zip(fresh, self._tokenizer.encode_batch_fast(fresh, add_special_tokens=False), strict=True):
-            self._known[word] = found.ids
-        return True
+    def _split(self, word: str) -> tuple[int, ...]:
+        if len(word) > _LONGEST_WORD:
+            raise _TooLong  # which is not kept
+        return tuple(token.id for token in self._model.tokenize(word if self._has_case else word.lower()))
+
+
+class _TooLong(Exception):
+    """A word that is none, and would take room."""
