@@ -252,12 +252,13 @@ def children_of(launcher: Launcher) -> list[int]:
 def living_descendants(root: int) -> set[int]:
     """Processes below `root`, zombies too."""
     parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    # Not by a glob with the file's name, which raises where a process ends while it looks.
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            pid, rest = int(path.parent.name), path.read_bytes().rpartition(b")")[2].split()
+            rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
-        parents[pid] = int(rest[1])
+        parents[int(pid)] = int(rest[1])
     found: set[int] = set()
     frontier = {root}
     while frontier:

@@ -61,7 +61,7 @@ def test_the_end_of_a_shell_is_the_end_of_the_command_that_it_was_in(played: Pla
     assert (played.session.is_open, played.session.why_not_run) == (False, None)
 
 
-@pytest.mark.parametrize("said", [b"x::0\0", b"x:1:0\0", b"x:0\0"])
+@pytest.mark.parametrize("said", [b"x::0\0", b"x:1:0\0"])
 def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: Played, said: bytes) -> None:
     played.run("true")
     os.write(played.statuses, b"r:1\x001:0\0")
@@ -105,6 +105,9 @@ class Agent:
 
     def stop_shell(self) -> None:
         os.kill(self._shell, signal.SIGSTOP)
+
+    def say(self, status: bytes) -> None:
+        Path(f"/proc/{self._shell}/fd/4").write_bytes(status)
 
     def end_shell(self) -> None:
         if self._shell:
@@ -168,6 +171,41 @@ def test_a_command_that_its_shell_has_begun_is_not_run_again(agent: Agent) -> No
     agent.until_finished()
     said = "session 'main' ended with this command; the next one begins another"
     assert agent.end() == {"status": KILLED, "message": said}
+
+
+@pytest.mark.parametrize("forged", [b"x::0\0", b"x:0\0", b"no end" * 20])
+def test_who_says_that_a_living_shell_ended_makes_no_command_run_twice(agent: Agent, forged: bytes) -> None:
+    its_first_command_ends(agent)
+    agent.stop_shell()
+    agent.begin(Attempt(a_session_command("main", "x=2")))
+    agent.watch()
+    agent.say(forged)
+    agent.until_finished()
+    assert "session 'main' ended with this command" in agent.end()["message"]
+
+
+@pytest.mark.parametrize("forged", [b"no end", b"nonsense\0"])
+def test_what_hides_that_a_command_was_read_makes_it_no_other_that_was_not(agent: Agent, forged: bytes) -> None:
+    its_first_command_ends(agent)
+    agent.stop_shell()
+    agent.begin(Attempt(a_session_command("main", "x=2")))
+    agent.watch()
+    agent.say(forged)
+    agent.end_shell()
+    agent.until_finished()
+    assert agent.end()["status"] == KILLED
+
+
+def test_a_shell_that_does_not_answer_is_not_said_to_have_ended(agent: Agent) -> None:
+    its_first_command_ends(agent)
+    agent.stop_shell()
+    attempt = Attempt(a_session_command("main", "x=2"))
+    agent.begin(attempt)
+    agent.watch()
+    attempt.cause = "timeout"
+    agent.shells.killed()
+    agent.until_finished()
+    assert "the command did not run: its shell did not answer" in agent.end()["message"]
 
 
 def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent) -> None:

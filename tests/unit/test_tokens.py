@@ -3,6 +3,7 @@
 import json
 import string
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from arl_gpu.encoders import words
 from arl_gpu.encoders.tokens import Tokens, WordPieces
 from arl_gpu.encoders.words import Words
 from arl_gpu.services import available
@@ -44,6 +44,10 @@ def said() -> dict[str, Any]:
     return whole
 
 
+def a_tokenizer(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_str(json.dumps(said() | changes))
+
+
 def by_library(library: Tokenizer, texts: Sequence[str], most: int) -> list[Tokens]:
     found = [library.encode(text).ids for text in texts]
     return [Tokens((*ids[:-1][: most - 1], ids[-1]), len(ids) > most) for ids in found]
@@ -66,26 +70,42 @@ def test_a_long_text_is_cut_where_the_library_cuts_it(pieces: WordPieces, librar
     assert pieces.split(texts) == by_library(library, texts, pieces.max_tokens)
 
 
-def test_few_words_are_kept_and_none_that_is_long(library: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_MOST_WORDS", MOST)
-    kept = Words(library, said())
+def test_few_words_are_kept_and_a_text_with_a_long_one_is_the_librarys(library: Tokenizer) -> None:
+    kept = Words(library, most_words=MOST)
     for number in range(10 * MOST):
         text = f"word{number} and time"
         assert kept.ids(text) == library.encode(text, add_special_tokens=False).ids
-    assert kept.ids("and time " + "x" * 65) is None
-    assert (kept._ids_of.cache_info().currsize, kept._ids_of.cache_info().misses) == (MOST, 10 * MOST + 3)
+    assert kept.ids("and time " + "x" * 21) is None
+    assert (kept._ids_of.cache_info().currsize, kept._ids_of.cache_info().misses) == (MOST, 10 * MOST + 2)
 
 
 def test_where_case_counts_it_does(library: Tokenizer) -> None:
-    cased = said() | {"normalizer": said()["normalizer"] | {"lowercase": False}}
-    kept = Words(Tokenizer.from_str(json.dumps(cased)), cased)
+    kept = Words(a_tokenizer(normalizer=said()["normalizer"] | {"lowercase": False}))
     assert kept.ids("Time") != kept.ids("time") == library.encode("time", add_special_tokens=False).ids
 
 
-def test_other_tokenizers_split_by_themselves() -> None:
-    assert Words.are_split_alone(bert := said())
-    assert not Words.are_split_alone(bert | {"normalizer": None})
-    assert not Words.are_split_alone(bert | {"pre_tokenizer": {"type": "Whitespace"}})
-    assert not Words.are_split_alone(bert | {"model": {"type": "Unigram"}})
-    assert not Words.are_split_alone(bert | {"normalizer": bert["normalizer"] | {"clean_text": False}})
-    assert not Words.are_split_alone(bert | {"added_tokens": [bert["added_tokens"][0] | {"normalized": True}]})
+OTHERS: list[dict[str, Any]] = [
+    {"normalizer": None},
+    {"normalizer": {"type": "Lowercase"}},
+    {"normalizer": said()["normalizer"] | {"clean_text": False}},
+    {"pre_tokenizer": {"type": "Whitespace"}},
+    {"model": {"type": "WordLevel", "vocab": {"[UNK]": 100}, "unk_token": "[UNK]"}},
+    {"added_tokens": [said()["added_tokens"][0] | {"normalized": True}]},
+]
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_other_tokenizers_split_by_themselves(change: dict[str, Any]) -> None:
+    assert Words.are_split_alone(a_tokenizer())
+    assert not Words.are_split_alone(a_tokenizer(**change))
+
+
+def test_special_tokens_are_put_where_the_tokenizer_puts_them(tmp_path: Path) -> None:
+    processor = said()["post_processor"]
+    first, text, last = processor["single"]
+    moved = a_tokenizer(post_processor=processor | {"single": [first, last, text]})
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    moved.save(str(tmp_path / "tokenizer.json"))
+    moved.no_padding()
+    moved.no_truncation()
+    assert WordPieces(tmp_path).split(["time and time"]) == [Tokens(tuple(moved.encode("time and time").ids), False)]

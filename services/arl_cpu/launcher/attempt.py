@@ -128,10 +128,17 @@ class Attempt:
         self.files: dict[str, bytes] = {}
         self.ended: dict[str, Any] | None = None
         self.timer: Timer | None = None
+        self._deadline: float | None = None
 
     @property
     def captures(self) -> tuple[Capture, Capture]:
         return self.stdout, self.stderr
+
+    def time_left_s(self) -> float:
+        """Of its timeout, which goes from the first time that something of it was begun."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self.spec.timeout_s
+        return max(0.0, self._deadline - now)
 
     def set_timer(self, loop: Loop, delay_s: float, call: Callable[[], None]) -> None:
         """The one thing that happens next if nothing else does: set-up limit, timeout, or the next stage of a kill."""

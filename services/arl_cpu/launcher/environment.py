@@ -294,7 +294,7 @@ class Environment:
 
     def _started(self, attempt: Attempt) -> None:
         if attempt.cause is None:
-            attempt.set_timer(self._host.loop, attempt.spec.timeout_s, lambda: self.stop("timeout"))
+            attempt.set_timer(self._host.loop, attempt.time_left_s(), lambda: self.stop("timeout"))
         self._shells.started()
 
     def _show(self, data: bytes) -> None:

@@ -20,8 +20,10 @@ class Feed:
         self._pending = bytearray(first)
         self._last = first[-1:]
         self._taken = 0
+        self._unread = bytearray()
+        """Typed, but whoever shall read it has not begun."""
         self._is_typed, self._is_ended, self._is_closed = is_typed, False, False
-        self._end, self._loop = -1, None  # type: tuple[int, Loop | None]
+        self._end, self._loop, self._has_reader = -1, None, True  # type: tuple[int, Loop | None, bool]
         if is_all:
             self._finish()
 
@@ -38,9 +40,22 @@ class Feed:
         return read_end
 
     def type_into(self, terminal: int, loop: Loop) -> None:
-        """Somebody else's file, which does not block and is watched already; to be closed before that ends."""
-        self._end, self._loop = terminal, loop
+        """Somebody else's file, which does not block and is watched already; to be closed or left before that ends."""
+        self._end, self._loop, self._has_reader = terminal, loop, False
         self._write_on()
+
+    def was_begun(self) -> None:
+        """Whoever reads the terminal has: what is typed there counts as given."""
+        self._has_reader = True
+        self._unread.clear()
+
+    def leave(self) -> None:
+        """The terminal: who was meant to read it never begins. The next one gets all of it."""
+        if self._loop is not None and not self._is_closed:
+            self._loop.watch_writable(self._end, None)
+        self._pending[:0] = self._unread
+        self._unread.clear()
+        self._loop, self._is_closed = None, False
 
     def take(self, data: bytes, *, offset: int | None, end: bool) -> Fed:
         """All of it or nothing; what the program was given before is not given to it again."""
@@ -86,7 +101,10 @@ class Feed:
         except BlockingIOError:
             pass  # the rest goes when the program has read some
         except OSError:
-            self.close()
+            if self._has_reader:
+                self.close()
+            else:
+                self.leave()
             return
         if not self._pending and self._is_ended:
             self.close()
@@ -95,4 +113,7 @@ class Feed:
 
     def _write(self) -> None:
         while self._pending:
-            del self._pending[: os.write(self._end, self._pending[:_WRITE_BYTES])]
+            written = os.write(self._end, self._pending[:_WRITE_BYTES])
+            if not self._has_reader:
+                self._unread += self._pending[:written]
+            del self._pending[:written]

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import secrets
 import signal
 import termios
@@ -35,6 +36,8 @@ KILLED = int(signal.SIGKILL)
 """The wait status of what did not end by itself."""
 
 _NOT_READ = "its shell ended before it read it"
+_NOT_ANSWERED = "its shell did not answer"
+_WELL_FORMED = re.compile(rb"r:\d+|\d+:\d{1,3}|x:\d*:\d{1,3}")
 _GET_PEER, _GET_SESSION, _SIGNAL_GROUP = 0x5441, 0x5429, 0x40045436
 _LONGEST_STATUS = 64
 _READ_BYTES = 64 << 10
@@ -64,8 +67,10 @@ class Session:
             raise NoTerminal(f"there is no terminal to be had for a session: {failure}") from failure
         self.is_open = True
         self.why_not_run: str | None = None
-        """Of the last command, unless its shell is known to have read it."""
-        self._has_exited = False
+        """Of the last command, unless its shell has read it, or may have."""
+        self.can_run_elsewhere = False
+        """The last command was certainly not begun, and never will be."""
+        self._has_exited = self._is_dead = False
         self._number = 0
         self._heard = b""
         self._ended: Callable[[int], None] | None = None
@@ -113,21 +118,22 @@ class Session:
     def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
         """`ended` is called once, with a wait status, after the last output was shown.
 
-        Without a feed whoever reads is at the end. It is not touched before the shell has read the command: one that
-        was never read can be given to another session as it is.
+        Without a feed whoever reads is at the end. A command that can run elsewhere has its whole feed there.
         """
         self._number += 1
         self._show, self._ended, self._feed = show, ended, feed
-        self._status, self.why_not_run = None, _NOT_READ
+        self._status, self.why_not_run, self.can_run_elsewhere = None, _NOT_READ, False
         try:
             self._prepare_terminal(has_input=feed is not None)
         except (OSError, termios.error) as failure:
-            self.why_not_run = f"its terminal cannot be used any more: {failure}"
+            self.why_not_run, self.can_run_elsewhere = f"its terminal cannot be used any more: {failure}", True
             self.give_up()
             return
         self._loop.watch(self._terminal, self._read)
         self._loop.watch(self._statuses, self._hear)
         self._limit = self._loop.after(_LOOK_S, self._look)
+        if feed is not None:
+            feed.type_into(self._terminal, self._loop)
         text = f"{self._number} {command}".encode(errors="surrogatepass")
         self._commands.take(text + b"\0", offset=None, end=False)
 
@@ -152,6 +158,9 @@ class Session:
     def give_up(self) -> None:
         """The shell does not answer: end the command without it, and the session."""
         if self._ended is not None and self._status is None:
+            self._take_statuses()
+            if self.why_not_run is _NOT_READ:
+                self.why_not_run = _NOT_ANSWERED
             self._status = KILLED
             self.close()
 
@@ -181,14 +190,15 @@ class Session:
         for each in whole:
             self._take_status(each)
         # Only the shell has the other end, and it says nothing long unless it was made to.
+        self._is_dead |= not said
         self._has_exited |= not said or len(self._heard) > _LONGEST_STATUS
         self._heard = self._heard[:_LONGEST_STATUS]
 
     def _take_status(self, said: bytes) -> None:
         own = b"%d" % self._number
-        if said == b"r:" + own:
+        # What a program wrote there may hide what the shell says.
+        if said == b"r:" + own or not _WELL_FORMED.fullmatch(said):
             self._was_read()
-            return
         number, _, status = said.removeprefix(b"x:").partition(b":")
         if number == own and status.isdigit() and len(status) <= 3:
             self._was_read()
@@ -199,7 +209,7 @@ class Session:
         if self.why_not_run is not None:
             self.why_not_run = None
             if self._feed is not None:
-                self._feed.type_into(self._terminal, self._loop)
+                self._feed.was_begun()
 
     def _has_no_leader(self) -> bool:
         """That was the shell: the kernel takes its terminal's session away, whoever else has its files."""
@@ -233,7 +243,7 @@ class Session:
         except OSError:
             # Hung up: the shell is gone, whoever else has its files. It may have told before.
             self._take_statuses()
-            self._has_exited = True
+            self._has_exited = self._is_dead = True
             self._drained()
             return
         self._tail = b""
@@ -258,6 +268,11 @@ class Session:
     def _drained(self) -> None:
         if self._tail:
             self._show(self._tail)
+        if self._has_exited:
+            # Whatever else says that it ended may be forged, by a program that it outlives.
+            self._take_statuses()
+            is_unread = self.why_not_run is not None and not self._heard
+            self.can_run_elsewhere = is_unread and (self._is_dead or self._has_no_leader())
         self._stop_watching()
         if self._has_exited:
             self.close()
@@ -266,7 +281,9 @@ class Session:
     def _stop_watching(self) -> None:
         if self._limit is not None:
             self._limit.cancel()
-        if self._feed is not None and self.why_not_run is None:
+        if self._feed is not None and self.can_run_elsewhere:
+            self._feed.leave()
+        elif self._feed is not None:
             self._feed.close()
         self._loop.unwatch(self._terminal)
         self._loop.unwatch(self._statuses)

@@ -96,7 +96,7 @@ class Shells:
             self._did_not_open(message)
             return False
         if stage == "unread" and message.get("status") == 0 and self._attempt.cause is None:
-            self._attempt.files.clear()  # the command may have others to show
+            self._attempt.files.clear()  # those were read before the command ran
             self._prepare()
             return True
         if self._no_terminal is not None:
@@ -162,7 +162,7 @@ class Shells:
             self._forget(session)
             if session.why_not_run is not None:
                 # It may have died between two commands, and only now known to be: a new one is as good.
-                if not self._notes and self._attempt.cause is None:
+                if session.can_run_elsewhere and not self._notes and self._attempt.cause is None:
                     self._stage = "unread"
                     self._finish()
                     return

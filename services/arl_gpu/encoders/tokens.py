@@ -34,20 +34,25 @@ class WordPieces:
     def __init__(self, directory: Path) -> None:
         said = json.loads((directory / "sentence_bert_config.json").read_text())
         self.max_tokens = int(said["max_seq_length"])
-        file = directory / "tokenizer.json"
-        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         # The file itself pads and cuts everything to 128.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_tokens)
         self._around = self._tokenizer.encode("").ids
-        whole = json.loads(file.read_bytes())
-        are_alone = len(self._around) == SPECIAL and Words.are_split_alone(whole)
-        self._words = Words(self._tokenizer, whole) if are_alone else None
+        self._words = self._words_if_alone()
 
     def split(self, texts: Sequence[str]) -> list[Tokens]:
         found = [self._of_words(text) for text in texts]
         others = iter(self._of_texts([text for text, tokens in zip(texts, found, strict=True) if tokens is None]))
         return [next(others) if tokens is None else tokens for tokens in found]
+
+    def _words_if_alone(self) -> Words | None:
+        """Of tokenizers that put their special tokens around the text, one on each side."""
+        if len(self._around) != SPECIAL or not Words.are_split_alone(self._tokenizer):
+            return None
+        begin, end = self._around
+        words = Words(self._tokenizer)
+        return words if self._tokenizer.encode("a").ids == [begin, *(words.ids("a") or ()), end] else None
 
     def _of_words(self, text: str) -> Tokens | None:
         if self._words is None or len(text) > PER_TOKEN * self.max_tokens or (ids := self._words.ids(text)) is None:

@@ -6,54 +6,51 @@ text, and every new word.
 """
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 __all__ = ["Words"]
 
 _PLAIN = re.compile(r"[ -~\t\n\r]*")
 """Of other control characters most are removed, and join what they stood between."""
 _WORD = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
-_MOST_WORDS, _LONGEST_WORD = 1 << 15, 64
-"""With their tokens some 10 MiB."""
+_LONGEST_WORD = 20
+MOST_WORDS = 1 << 14
+"""With their tokens 10 MiB at most."""
 
 
 class Words:
-    """Those of one tokenizer, by which they `are_split_alone`; `said` is its tokenizer.json."""
+    """Those of a tokenizer by which they `are_split_alone`; `most_words` of them are kept."""
 
-    def __init__(self, tokenizer: Tokenizer, said: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Tokenizer, most_words: int = MOST_WORDS) -> None:
         self._model = tokenizer.model
-        self._has_case = not said["normalizer"]["lowercase"]
-        self._special = [each["content"] for each in said["added_tokens"]]
-        self._ids_of = lru_cache(_MOST_WORDS)(self._split)
+        self._has_case = not tokenizer.normalizer.lowercase
+        self._special = [each.content for each in tokenizer.get_added_tokens_decoder().values()]
+        self._ids_of = lru_cache(most_words)(self._split)
 
     @staticmethod
-    def are_split_alone(said: Mapping[str, Any]) -> bool:
-        parts = [(said.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+    def are_split_alone(tokenizer: Tokenizer) -> bool:
         return (
-            parts == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
-            and said["normalizer"]["clean_text"]
-            and not any(each["normalized"] for each in said["added_tokens"])
+            isinstance(tokenizer.normalizer, BertNormalizer)
+            and tokenizer.normalizer.clean_text
+            and isinstance(tokenizer.pre_tokenizer, BertPreTokenizer)
+            and isinstance(tokenizer.model, WordPiece)
+            and not any(each.normalized for each in tokenizer.get_added_tokens_decoder().values())
         )
 
     def ids(self, text: str) -> list[int] | None:
         """Without special tokens; None for a text that the library has to split."""
         if _PLAIN.fullmatch(text) is None or any(special in text for special in self._special):
             return None
-        try:
-            return list(chain.from_iterable(map(self._ids_of, _WORD.findall(text))))
-        except _TooLong:
+        words = _WORD.findall(text)
+        if max(map(len, words), default=0) > _LONGEST_WORD:
             return None
+        return list(chain.from_iterable(map(self._ids_of, words)))
 
     def _split(self, word: str) -> tuple[int, ...]:
-        if len(word) > _LONGEST_WORD:
-            raise _TooLong  # which is not kept
         return tuple(token.id for token in self._model.tokenize(word if self._has_case else word.lower()))
-
-
-class _TooLong(Exception):
-    """A word that is none, and would take room."""
