@@ -62,7 +62,7 @@ def test_aoe_measures_cores_beside_a_plain_program_and_how_soon_a_resize_holds()
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_resize_measures_tools_with_more_workers_than_cores_and_with_cores_that_change() -> None:
-    document = bench("resize", "--repeats", "1", "--work", "0.1", "--tool", "pool")
+    document = bench("resize", "--repeats", "1", "--work", "0.4", "--tool", "pool")
     figures, samples = document["figures"], document["samples"]
     ratios = (
         "two_on_one_wall_over_one",
