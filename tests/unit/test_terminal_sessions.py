@@ -147,11 +147,18 @@ def its_first_command_ends(agent: Agent) -> None:
     assert agent.end()["status"] == 0
 
 
-def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_all_its_input(agent: Agent) -> None:
+def a_stopped_shell_is_given(agent: Agent, command: str = "x=2", *, stdin: bytes = b"") -> Attempt:
+    """As the second command of the session, which the shell does not read."""
     its_first_command_ends(agent)
     agent.stop_shell()
-    agent.begin(Attempt(a_session_command("main", "read said; echo [$x] $said", stdin=b"hello\n")))
+    attempt = Attempt(a_session_command("main", command, stdin=stdin))
+    agent.begin(attempt)
     agent.watch()
+    return attempt
+
+
+def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_all_its_input(agent: Agent) -> None:
+    a_stopped_shell_is_given(agent, "read said; echo [$x] $said", stdin=b"hello\n")
     agent.end_shell()
     agent.until_finished()
     assert agent.shells.goes_on({"status": 0, "message": "of the watch that is over"})
@@ -175,10 +182,7 @@ def test_a_command_that_its_shell_has_begun_is_not_run_again(agent: Agent) -> No
 
 @pytest.mark.parametrize("forged", [b"x::0\0", b"x:0\0", b"no end" * 20])
 def test_who_says_that_a_living_shell_ended_makes_no_command_run_twice(agent: Agent, forged: bytes) -> None:
-    its_first_command_ends(agent)
-    agent.stop_shell()
-    agent.begin(Attempt(a_session_command("main", "x=2")))
-    agent.watch()
+    a_stopped_shell_is_given(agent)
     agent.say(forged)
     agent.until_finished()
     assert "session 'main' ended with this command" in agent.end()["message"]
@@ -186,10 +190,7 @@ def test_who_says_that_a_living_shell_ended_makes_no_command_run_twice(agent: Ag
 
 @pytest.mark.parametrize("forged", [b"no end", b"nonsense\0"])
 def test_what_hides_that_a_command_was_read_makes_it_no_other_that_was_not(agent: Agent, forged: bytes) -> None:
-    its_first_command_ends(agent)
-    agent.stop_shell()
-    agent.begin(Attempt(a_session_command("main", "x=2")))
-    agent.watch()
+    a_stopped_shell_is_given(agent)
     agent.say(forged)
     agent.end_shell()
     agent.until_finished()
@@ -197,11 +198,7 @@ def test_what_hides_that_a_command_was_read_makes_it_no_other_that_was_not(agent
 
 
 def test_a_shell_that_does_not_answer_is_not_said_to_have_ended(agent: Agent) -> None:
-    its_first_command_ends(agent)
-    agent.stop_shell()
-    attempt = Attempt(a_session_command("main", "x=2"))
-    agent.begin(attempt)
-    agent.watch()
+    attempt = a_stopped_shell_is_given(agent)
     attempt.cause = "timeout"
     agent.shells.killed()
     agent.until_finished()
@@ -220,11 +217,7 @@ def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent)
 
 
 def test_a_command_that_was_stopped_before_a_new_shell_is_begun_is_not_run(agent: Agent) -> None:
-    its_first_command_ends(agent)
-    agent.stop_shell()
-    attempt = Attempt(a_session_command("main", "x=2"))
-    agent.begin(attempt)
-    agent.watch()
+    attempt = a_stopped_shell_is_given(agent)
     agent.end_shell()
     agent.until_finished()
     attempt.cause = "cancelled"
