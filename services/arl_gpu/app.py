@@ -37,10 +37,10 @@ def build(settings: GpuSettings) -> FastAPI:
         device_mib=settings.device_mib,
         copy_mib_per_s=settings.copy_mib_per_s,
         eviction=settings.eviction,
-        host_mib=settings.host_budget_mib,
+        host_mib=settings.host_budget_mib if len(settings.devices) == 1 else None,
         engines_dir=str(settings.engines_dir) if settings.engines_dir is not None else None,
     )
-    host = HostMemory() if len(settings.devices) > 1 else None
+    host = HostMemory(settings.host_budget_mib << 20) if len(settings.devices) > 1 else None
     workers = [_worker(number, config, settings, host) for number in range(len(settings.devices))]
     manager = Manager(store, peers, notifier, workers, files, settings, metrics)
 

@@ -7,14 +7,15 @@ are left over have nothing of it. The first of a group leads: only its loop take
 import asyncio
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
 from arl_gpu.kinds.model import Item
+from arl_gpu.messages import HOST_FULL
 from arl_gpu.together import Part
-from arl_gpu.worker_client import WorkerDied
+from arl_gpu.worker_client import WorkerDied, no_room
 
 __all__ = ["GRACE_S", "Found", "Groups", "Member", "groups_of"]
 
@@ -37,8 +38,11 @@ class Member(Protocol):
     async def score_part(
         self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part
     ) -> dict[str, Any]: ...
+    def room(
+        self, service: str, answer: Mapping[str, Any], waiting: Sequence[str]
+    ) -> AbstractAsyncContextManager[bool]: ...
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """What `arl_gpu.worker` answers; it may prepare for `waiting`.
+        """What `arl_gpu.worker` answers, but for `HOST_FULL`; it may prepare for `waiting`.
 
         Raises `WorkerDied`; whoever comes next may find another.
         """
@@ -108,7 +112,7 @@ class Groups:
         """`waiting`: what a device is needed for next. Whatever became of a worker, the next call may find another."""
         numbers = self.members(service, leader)
         if len(numbers) > 1:
-            return await self._score_together(service, numbers, items, waiting)
+            return await self._score_with_room(service, numbers, items, waiting)
         try:
             answer = await self._workers[leader].score(service, items, waiting(leader))
         except WorkerDied as error:
@@ -119,6 +123,20 @@ class Groups:
         """Once nobody scores."""
         while self._meetings:
             os.close(self._meetings.popitem()[1].descriptor)
+
+    async def _score_with_room(
+        self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
+    ) -> Found:
+        found = await self._score_together(service, numbers, items, waiting)
+        full = {number: heard for number, heard in found.heard.items() if heard.get("error") == HOST_FULL}
+        async with AsyncExitStack() as rooms:
+            are_there = [
+                await rooms.enter_async_context(self._workers[number].room(service, heard, waiting(number)))
+                for number, heard in full.items()
+            ]
+            if full and all(are_there):
+                found = await self._score_together(service, numbers, items, waiting)
+        return replace(found, answer=no_room({**found.answer}))
 
     async def _score_together(
         self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]

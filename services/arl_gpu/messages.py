@@ -5,13 +5,15 @@ import json
 import socket
 from typing import Any
 
-__all__ = ["STEP", "checked", "read", "read_blocking", "write", "write_blocking"]
+__all__ = ["HOST_FULL", "STEP", "checked", "read", "read_blocking", "write", "write_blocking"]
 
 _LENGTH = 4
 LARGEST = 256 << 20
 """Bytes of a message. What says that it is longer is none."""
 STEP = {"step": "engine"}
 """From a worker before its answer, any number of times: it asks something of an engine now, or has asked."""
+HOST_FULL = "host_full"
+"""The error of an order for which a service is to be read first, with its `host_bytes`: there may be room for them."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
 SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s", "restore_s"}

@@ -97,19 +97,22 @@ class Residency:
         found, self._moves = self._moves, Moves()
         return found
 
+    def expect(self, name: str, size: int) -> None:
+        """So many bytes will be read: others become cold where the budget asks for it. Raises `NoRoom`."""
+        if self._host_bytes is None:
+            return
+        loaded = self._occupancy.loaded(name, size)
+        if (leave := loaded.cooling(self._host_bytes, keep=name, now=time.monotonic())) is None:
+            raise NoRoom(f"{name}: {loaded.on_host} bytes in host memory, where {self._host_bytes} may be")
+        for other in leave:
+            self.cool(other)
+
     def load(self, name: str, weights: Weights, *, took_s: float = 0.0) -> None:
         """Cold to host; others become cold where the budget asks for it. Raises `NoRoom`; then it stays cold."""
-        loaded = self._occupancy.loaded(name, len(weights.content), took_s=took_s)
-        leave: tuple[str, ...] | None = ()
-        if self._host_bytes is not None:
-            leave = loaded.cooling(self._host_bytes, keep=name, now=time.monotonic())
-        if leave is None:
-            raise NoRoom(f"{name}: {loaded.on_host} bytes in host memory, where {self._host_bytes} may be")
+        self.expect(name, len(weights.content))
         self._device.register(weights.content)
-        self._occupancy = loaded
+        self._occupancy = self._occupancy.loaded(name, len(weights.content), took_s=took_s)
         self._weights[name] = weights
-        for other in leave:
-            self._cool(other)
 
     def adopt(self, name: str, engine: Engine) -> None:
         """It is taken for awake, and for staying so, until `look_at` has heard what it is."""
@@ -249,6 +252,13 @@ class Residency:
         if self._occupancy.of(name).state is Residence.RESIDENT:
             self.evict(name)
 
+    def cool(self, name: str) -> None:
+        """Out of host memory. Raises `Busy`, or `NotFreed`."""
+        self.evict_if_there(name)
+        self._occupancy = self._occupancy.cooled(name)
+        self._device.unregister(self._weights.pop(name).content)
+        self._moves.cooled += 1
+
     def forget(self, name: str) -> None:
         """Also of the host. Raises `Busy`, or `NotFreed`."""
         self.evict_if_there(name)
@@ -265,12 +275,6 @@ class Residency:
         for name in [*self._copies, *self._blocks]:
             self.evict_if_there(name)
         self._device.close()
-
-    def _cool(self, name: str) -> None:
-        self.evict_if_there(name)
-        self._occupancy = self._occupancy.cooled(name)
-        self._device.unregister(self._weights.pop(name).content)
-        self._moves.cooled += 1
 
     def _leave(self, name: str) -> None:
         evicted = self._occupancy.evicted(name).staying(name, on=False)
@@ -307,7 +311,8 @@ class Residency:
                 log.warning("an engine stays on the device: %s", trouble)
             else:
                 return
-        raise NoRoom(f"{name} needs {self._occupancy.of(name).size} bytes; {self._free_at_most()} can be had")
+        free = self._occupancy.free + sum(each.size for each in self._occupancy.leaving())
+        raise NoRoom(f"{name} needs {self._occupancy.of(name).size} bytes; {free} can be had")
 
     def _leaving_for(self, name: str, waiting: Sequence[str]) -> tuple[str, ...] | None:
         leave = self._evictions_for(name, waiting)
@@ -393,6 +398,3 @@ class Residency:
         self._device.free(block)
         if before - self._device.used != block.size:
             raise NotFreed(f"{name} left, and {before - self._device.used} of its {block.size} bytes came free")
-
-    def _free_at_most(self) -> int:
-        return self._occupancy.free + sum(each.size for each in self._occupancy.leaving())

@@ -21,6 +21,7 @@ import numpy as np
 
 from arl_gpu import kinds
 from arl_gpu.device import Block, Device, Event
+from arl_gpu.kept import Hold
 from arl_gpu.kinds.model import Item, Model, Scored
 from arl_gpu.worker import Config, serve
 
@@ -66,6 +67,9 @@ class SharedConfig(Config):
 @dataclass(slots=True)
 class _Weights:
     content: memoryview
+
+    def keep(self, hold: Hold) -> None:
+        """They are where their way wants them."""
 
 
 class Synthetic:

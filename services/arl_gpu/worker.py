@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
 from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
 from arl_gpu.engines import Engines, key_of
-from arl_gpu.host_memory import shared
+from arl_gpu.kept import Piece, own, shared
 from arl_gpu.kinds.model import Item, Model
-from arl_gpu.messages import STEP, read_blocking, write_blocking
+from arl_gpu.messages import HOST_FULL, STEP, read_blocking, write_blocking
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 from arl_gpu.services import NotSplit, made_of
 from arl_gpu.together import Meetings, Part, PeerGone, PeerNotReady, Peers, mark
@@ -37,7 +38,18 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
 """The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
+
+
+class HostFull(Exception):
+    """Other workers have the host's memory, too: the manager has to be asked for so many bytes."""
+
+    def __init__(self, service: str, size: int) -> None:
+        super().__init__(f"{service} takes {size} bytes of host memory")
+        self.size = size
+
+
 CODES: Mapping[type[Exception], str] = {
+    HostFull: HOST_FULL,
     NoRoom: "no_room",
     CopyFailed: "copy_failed",
     Busy: "busy",
@@ -62,7 +74,7 @@ class Config:
     copy_mib_per_s: float | None
     eviction: Eviction = Eviction.COST
     host_mib: int | None = None
-    """The most that weights take of host memory."""
+    """The most that weights take of host memory; with `host` it is the manager who knows."""
     host: dict[str, str] = field(default_factory=dict)
     """Where other workers have the weights of a service, too: the path of its `arl_gpu.host_memory`."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -102,6 +114,8 @@ class _Worker:
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
         self._models: dict[str, Model] = {}
+        self._granted: dict[str, int] = {}
+        """Bytes of host memory that services may have, where it is shared with other workers."""
         self._meetings = Meetings(cuda=config.device != "cpu")
         self._engines = Engines(
             config.engines,
@@ -119,6 +133,8 @@ class _Worker:
             "score": self._score,
             "offer": self._offer,
             "forget": self._forget,
+            "grant": self._grant,
+            "cool": self._cool,
             "restore": self._restore,
             "evict": self._evict,
             "pin": self._pin,
@@ -139,6 +155,7 @@ class _Worker:
             raise
         except tuple(CODES) as error:
             answer = {"error": _code_of(error), "message": str(error)}
+            answer |= {"host_bytes": error.size} if isinstance(error, HostFull) else {}
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
@@ -233,9 +250,20 @@ class _Worker:
         else:
             self._residency.forget(name)
             self._pinned.discard(name)
-        self._models.pop(name, None)
-        self._specs.pop(name, None)
-        self._host.pop(name, None)
+        for kept in (self._models, self._specs, self._host, self._granted):
+            kept.pop(name, None)
+        return {}
+
+    def _grant(self, name: str, host_bytes: int) -> dict[str, Any]:
+        """It may be read into host memory, if it takes so much."""
+        self._granted[name] = host_bytes
+        return {}
+
+    def _cool(self, name: str) -> dict[str, Any]:
+        """Out of host memory, for what another worker reads; where it is in use it stays."""
+        if name in self._models:
+            self._residency.cool(name)
+            self._forget_cold()
         return {}
 
     def _restore(self, name: str) -> dict[str, Any]:
@@ -295,14 +323,27 @@ class _Worker:
 
     def _model(self, service: str) -> Model:
         if service not in self._models:
-            begun, model = time.monotonic(), kinds.load(self._specs[service])
-            if service in self._host:
-                model.weights.content = shared(self._host[service], model.weights.content)
+            begun, model = time.monotonic(), kinds.load(self._specs[service], partial(self._keep, service))
             self._residency.load(service, model.weights, took_s=time.monotonic() - begun)
-            states = self._residency.states
-            self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
+            self._forget_cold()
             self._models[service] = model
         return self._models[service]
+
+    def _keep(self, service: str, size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
+        """Where its weights are kept; there is room before the first of them is read. Raises `NoRoom`, `HostFull`."""
+        if (path := self._host.get(service)) is None:
+            self._residency.expect(service, size)
+            self._forget_cold()
+            return own(size, pieces)
+        if self._granted.get(service) != size:
+            raise HostFull(service, size)
+        return shared(path, size, pieces)
+
+    def _forget_cold(self) -> None:
+        """A model of what left host memory holds its bytes still."""
+        states = self._residency.states
+        self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
+        self._granted = {n: size for n, size in self._granted.items() if states.get(n) is not Residence.COLD}
 
 
 def _told(error: Exception) -> str:

@@ -7,21 +7,22 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from arl_core.residency import Residence
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
-from arl_gpu.messages import STEP, checked, read, write
+from arl_gpu.messages import HOST_FULL, STEP, checked, read, write
 from arl_gpu.residency import Moves
 from arl_gpu.together import Part
 from arl_gpu.worker import ENGINE_KEYS, Config
 from arl_kit.passed_on import passed_on
 from arl_store.child import spawn
 
-__all__ = ["Worker", "WorkerDied"]
+__all__ = ["Worker", "WorkerDied", "no_room"]
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 """What numpy and torch ask, and the tokenizer."""
@@ -70,13 +71,16 @@ class Worker:
         engine_keys: Mapping[str, str] | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`host`: weights that other workers have, too. `engine_keys`: of engines that ask for one, by their names."""
+        """`host`: of all workers of the node. `engine_keys`: of engines that ask for one, by their names."""
         self._engine_keys = dict(engine_keys or {})
         self._host = host
         self._config, self._threads, self._limit_s = config, threads, limit_s
         self._command = command
         self._order_lock = asyncio.Lock()
         self._process: _Process | None = None
+        self._states: Mapping[str, str] = {}
+        if host is not None:
+            host.join(self)
         self._holders: set[tuple[str, str]] = set()
         """Of engines, by the engine's name: the account of who uses them, which outlives a worker."""
 
@@ -90,9 +94,8 @@ class Worker:
 
         Raises `WorkerDied`, whatever went wrong; the next call starts another.
         """
-        async with self._order_lock:
-            order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-            return await self._ask(order, items=len(items))
+        order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
+        return await self._with_room(service, waiting, lambda: self._ask(order, items=len(items)))
 
     @property
     def limit_s(self) -> float:
@@ -148,8 +151,47 @@ class Worker:
         """Bring it onto the device before anybody scores with it."""
         if (engine := self._config.services.get(name, {}).get("engine")) is not None:
             return await self._wake(engine)
+        return await self._with_room(name, (), lambda: self._ask({"op": "restore", "name": name}))
+
+    async def _with_room(
+        self, service: str, waiting: Sequence[str], ask: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """Asked in turn, and again once there is room in host memory for what is to be read first."""
         async with self._order_lock:
-            return await self._ask({"op": "restore", "name": name})
+            answer = await ask()
+        if answer.get("error") != HOST_FULL:
+            return answer
+        async with self.room(service, answer, waiting) as is_there:
+            if is_there:
+                async with self._order_lock:
+                    answer = await ask()
+        return no_room(answer)
+
+    @asynccontextmanager
+    async def room(self, service: str, answer: Mapping[str, Any], waiting: Sequence[str]) -> AsyncIterator[bool]:
+        """Whether there is what `HOST_FULL` asked for. For whoever has no worker's turn: others are asked to let go."""
+        assert self._host is not None
+        rank, size = self._config.services[service].get("options", {}).get("rank", 0), answer["host_bytes"]
+        async with self._host.room(service, rank, size, waiting) as is_there:
+            if is_there:
+                async with self._order_lock:
+                    await self._tell({"op": "grant", "name": service, "host_bytes": size})
+            yield is_there
+
+    def has(self, service: str) -> bool:
+        """In host memory, by what was heard last."""
+        return self._states.get(service, Residence.COLD) != Residence.COLD
+
+    def has_on_device(self, service: str) -> bool:
+        return self._states.get(service) in (Residence.RESTORING, Residence.RESIDENT)
+
+    def keeps(self, service: str) -> bool:
+        return service in self._config.pinned
+
+    async def cool(self, service: str) -> None:
+        with suppress(WorkerDied):
+            async with self._order_lock:
+                await self._tell({"op": "cool", "name": service})
 
     async def evict(self, name: str) -> dict[str, Any]:
         """Take it off the device."""
@@ -202,6 +244,8 @@ class Worker:
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 answer = checked(said, items=items)
             self._note(answer)
+            if self._host is not None and "service" in order:
+                self._host.note_use(order["service"])
             return answer
         except TimeoutError:
             await self.end()
@@ -217,7 +261,8 @@ class Worker:
             raise
 
     def _note(self, answer: Mapping[str, Any]) -> None:
-        """What the next worker has to know, and can't ask all engines about."""
+        """What is in memory; and what the next worker has to know, and can't ask all engines about."""
+        self._states = answer["states"]
         asleep = {name for name, state in answer.get("engines", {}).items() if state == Residence.HOST}
         asleep |= {*self._config.asleep} & {*answer.get("unheard", ())}  # that it counts as awake says nothing of it
         self._config = replace(self._config, asleep=tuple(sorted(asleep)))
@@ -225,6 +270,7 @@ class Worker:
     async def end(self, *, grace_s: float = 0.0) -> int | None:
         """Its exit code, or minus the signal that ended it. It may end by itself within `grace_s`."""
         process, self._process = self._process, None
+        self._states = {}
         if process is None:
             return None
         # Not closed in order: one that is stopped never reads what is still to be written.
@@ -265,6 +311,13 @@ class Worker:
         env |= dict.fromkeys(THREADS, str(self._threads)) | {TOKENS_BESIDE: str(self._threads > 1).lower()}
         env |= {ENGINE_KEYS: json.dumps(self._engine_keys)} if self._engine_keys else {}
         return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))
+
+
+def no_room(answer: dict[str, Any]) -> dict[str, Any]:
+    """The same answer, where nobody will be asked for room any more."""
+    if answer.get("error") != HOST_FULL:
+        return answer
+    return answer | {"error": "no_room", "message": f"{answer['message']}, and all of it is used"}
 
 
 def _ended(child: "subprocess.Popen[bytes]", grace_s: float) -> int:

@@ -223,6 +223,37 @@ async def test_two_workers_have_a_service_s_weights_in_host_memory_once_and_scor
 
 
 @pytest.mark.slow
+async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
+    [files] = available(["minilm"])
+    services = {name: files.spec | {"name": name} for name in "abc"}
+    config = Config(services=services, device_mib=128, copy_mib_per_s=None)
+    size = (await (alone := Worker(config, threads=1, limit_s=60.0)).score("a", [A]))["used_bytes"]
+    await alone.end()
+    host = HostMemory(2 * size)
+    one, other = (Worker(config, threads=1, limit_s=60.0, host=host) for _ in range(2))
+    answers = [await one.score("a", [A]), await one.score("b", [A])]
+    answers += [await other.restore("c"), await other.score("c", [A]), await one.score("b", [A])]
+    assert all(answer.get("entries", answers[0]["entries"]) == answers[0]["entries"] for answer in answers), answers
+    assert (answers[2]["states"]["c"], one.has("a"), one.has("b")) == ("resident", False, True)
+    assert host.written == host.granted == 2 * size
+    for name in "bc":
+        await (one if name == "b" else other).pin(name, on=True)
+    refused = await other.score("a", [A])
+    assert (refused["error"], refused["message"]) == (
+        "no_room",
+        f"a takes {size} bytes of host memory, and all of it is used",
+    )
+    await one.end()
+    await other.pin("c", on=False)
+    again = await other.score("a", [A])
+    assert again.get("entries") == answers[0]["entries"], ("a worker that ended has nothing", again)
+    await other.end()
+    host.empty()
+    assert (host.granted, host.written) == (0, 0)
+    host.close()
+
+
+@pytest.mark.slow
 async def test_a_worker_killed_in_mid_restore_or_while_resident_is_followed_by_one_that_scores_the_same() -> None:
     [files] = available(["minilm"])
     config = Config(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=200.0)

@@ -3,7 +3,6 @@
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -15,7 +14,6 @@ from arl_core.eviction import Candidate, Eviction, victims
 from arl_core.residency import Busy, Occupancy, Residence
 from arl_gpu.cpu_device import CHUNK, CpuDevice
 from arl_gpu.device import Block, CopyFailed, DeviceFull
-from arl_gpu.host_memory import HostMemory, shared
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
 CAPACITY = 100_000
@@ -323,26 +321,3 @@ class TestStreaming:
             arrived(1)
         assert (residency.states["a"], device.used, residency.used) == (Residence.HOST, 0, 0)
         residency.close()
-
-
-class TestHostMemory:
-    def test_workers_have_the_same_bytes_once_and_others_apart(self) -> None:
-        host = HostMemory()
-        path, content = host.path_of({"name": "a"}), memoryview(random.Random(1).randbytes(CHUNK + 17))
-        first, second = shared(path, content), shared(path, memoryview(bytes(content)))
-        first[0] ^= 255
-        assert (second[0], len(second)) == (first[0], CHUNK + 17)
-        second[0] ^= 255
-        assert shared(path, memoryview(bytes(CHUNK + 17))) == bytes(CHUNK + 17)
-        assert second == content
-        assert host.path_of({"name": "a"}) == path
-        assert shared(host.path_of({"name": "a", "changed": 1}), memoryview(b"other")) == b"other"
-        assert second == content
-        host.close()
-
-    def test_what_a_worker_that_died_left_unfinished_is_written_anew(self) -> None:
-        host = HostMemory()
-        path = host.path_of({"name": "a"})
-        Path(path).write_bytes(b"half")
-        assert shared(path, memoryview(b"halves and wholes")) == b"halves and wholes"
-        host.close()

@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -300,3 +302,34 @@ def files_open(node: Node) -> list[int]:
 
 def children() -> set[int]:
     return {int(pid) for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()}
+
+
+READ = """
+import json, os, resource, sys
+from functools import partial
+from arl_gpu.kept import shared
+from arl_gpu.kinds import load
+spec = json.loads(sys.argv[1])
+load(spec | json.loads(sys.argv[2]))  # what the libraries themselves need is there now
+used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+files = os.path.getsize(spec["directory"] + "/model.safetensors")  # which the library maps so that they count
+resource.setrlimit(resource.RLIMIT_DATA, (used + files + (int(sys.argv[3]) << 20), -1))
+print(len(load(spec, partial(shared, f"/proc/self/fd/{os.memfd_create('weights')}")).weights.content) >> 20)
+"""
+
+
+@pytest.mark.parametrize(("rank", "mib"), [(None, 40), (1, 24)])
+def test_weights_go_to_where_workers_share_them_without_another_copy(
+    tmp_path: Path, rank: int | None, mib: int
+) -> None:
+    config = transformers.LlamaConfig(**SIZE | {"hidden_size": 512, "intermediate_size": 2560, "vocab_size": 4096})
+    save(tmp_path / "it", transformers.LlamaForCausalLM(config), seed=1)
+    save(tmp_path / "small", transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE)), seed=1)
+    options = {} if rank is None else {"tensor_parallel": 2, "rank": rank}
+    spec = {"kind": "logprobs", "directory": str(tmp_path / "it"), "options": options}
+    small = {"directory": str(tmp_path / "small")}
+    argv = [sys.executable, "-c", READ, json.dumps(spec), json.dumps(small), str(mib // 3)]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert int(done.stdout) > mib, done

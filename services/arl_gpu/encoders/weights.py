@@ -1,7 +1,7 @@
 """A model's weights in one flat piece of host memory, and the same arrays wherever those bytes are."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+
+from arl_gpu.kept import Kept, Piece
 
 __all__ = ["Array", "FlatWeights", "read_weights"]
 
@@ -30,12 +32,16 @@ class _Place:
         return flat[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
 
 
-@dataclass(slots=True)
-class FlatWeights:
-    """Answers `arl_gpu.kinds.model.Weights`."""
+class FlatWeights(Kept):
+    """Of float32, from arrays of any floating type."""
 
-    content: memoryview
-    places: Mapping[str, _Place]
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._arrays = dict(arrays)
+        self.places: dict[str, _Place] = {}
+        self.size = 0
+        for name, array in arrays.items():
+            self.places[name] = _Place(self.size, tuple(array.shape))
+            self.size += -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
 
     def arrays(self, content: Any) -> dict[str, Array]:
         """Views of `content`, which is this one or a copy of it elsewhere: tensors, where it is one of torch."""
@@ -46,6 +52,14 @@ class FlatWeights:
             for name, place in self.places.items()
         }
 
+    def _pieces(self) -> Iterator[Piece]:
+        for name, array in self._arrays.items():
+            flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+            yield self.places[name].offset, flat.view(np.uint8).data
+
+    def _let_go(self) -> None:
+        self._arrays.clear()
+
 
 def read_weights(*paths: Path) -> FlatWeights:
     """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights."""
@@ -53,12 +67,4 @@ def read_weights(*paths: Path) -> FlatWeights:
     for path in paths:
         with safe_open(path, framework="np") as file:
             tensors |= {name: file.get_tensor(name) for name in sorted(file.keys())}
-    kept = {name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)}
-    places, end = {}, 0
-    for name, tensor in kept.items():
-        places[name] = _Place(end, tuple(tensor.shape))
-        end += -(-tensor.size * 4 // ALIGNMENT) * ALIGNMENT
-    flat = FlatWeights(memoryview(bytearray(end)), places)
-    for name, array in flat.arrays(flat.content).items():
-        array[...] = kept[name]
-    return flat
+    return FlatWeights({name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)})

@@ -4,20 +4,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from arl_gpu.kept import Hold, own
 from arl_gpu.kinds.model import Model
 
 __all__ = ["check_split", "load"]
 
 
-def load(spec: Mapping[str, Any]) -> Model:
-    """Reads its weights into host memory. Raises `LookupError` for a kind that there is not.
+def load(spec: Mapping[str, Any], hold: Hold = own) -> Model:
+    """Reads its weights into host memory, where `hold` says. Raises `LookupError` for a kind that there is not.
 
     `directory` is where its files are, `options` is what its kind takes beside them.
     """
     make = MAKERS.get(spec["kind"])
     if make is None:
         raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
-    return make(Path(spec["directory"]), spec.get("options", {}))
+    model = make(Path(spec["directory"]), spec.get("options", {}))
+    model.weights.keep(hold)
+    return model
 
 
 def check_split(spec: Mapping[str, Any]) -> None:

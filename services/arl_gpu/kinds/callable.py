@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from arl_gpu.kinds.model import Entry, Item, Scored, Weights, failed
+from arl_gpu.kept import Hold
+from arl_gpu.kinds.model import Entry, Item, Loaded, Scored, failed
 from arl_wire.scores import MAX_DETAILS
 
 __all__ = ["Own"]
@@ -28,6 +29,9 @@ class _NoWeights:
 
     content: memoryview = field(default_factory=lambda: memoryview(bytearray(1)))
 
+    def keep(self, hold: Hold) -> None:
+        """There is nothing to be kept."""
+
 
 class Own:
     """Answers with what the function returns: a number, or a mapping with `score` and, if wanted, `details`."""
@@ -40,7 +44,7 @@ class Own:
         if not module or not name:
             raise ValueError(f"{path!r} is not module:callable")
         self._function: Function = getattr(import_module(module), name)
-        self.weights: Weights = _NoWeights()
+        self.weights: Loaded = _NoWeights()
 
     def score(self, items: Sequence[Item], content: Any) -> Scored:
         """Of an asynchronous function, all items of a batch are awaited together."""

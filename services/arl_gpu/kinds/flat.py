@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
+from arl_gpu.kept import Kept, Piece
+
 __all__ = ["FlatModule"]
 
 ALIGNMENT = 256
@@ -21,11 +23,11 @@ class _Place:
     dtype: Any
 
 
-class FlatModule:
-    """Answers `arl_gpu.kinds.model.Weights`. The module itself keeps shapes and no bytes.
+class FlatModule(Kept):
+    """The module itself keeps shapes and no bytes, once its weights are kept.
 
     Parameters and buffers, also those that no checkpoint has (tables of rotary positions): all that a forward reads.
-    What is tied is there once, under all of its names. While it is made, each tensor is in memory twice.
+    What is tied is there once, under all of its names.
     """
 
     def __init__(self, module: Any) -> None:
@@ -33,17 +35,13 @@ class FlatModule:
         self._places: dict[str, _Place] = {}
         end, by_storage = 0, dict[tuple[Any, ...], _Place]()
         for name, tensor in _tensors(module):
-            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
+            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             if tensor.numel() == 0 or key not in by_storage:
                 size = tensor.numel() * tensor.element_size()
                 by_storage[key] = _Place(end, size, tuple(tensor.shape), tensor.dtype)
                 end += -(-size // ALIGNMENT) * ALIGNMENT
             self._places[name] = by_storage[key]
-        self.content = memoryview(bytearray(max(1, end)))
-        views = self._views(self.content)
-        for name, tensor in _tensors(module):
-            views[name].copy_(tensor.detach())
-        self._empty()
+        self.size = max(1, end)
 
     def __call__(self, content: Any, **arguments: Any) -> Any:
         """A forward that reads its weights from `content`: this one's, or a copy of it on some device."""
@@ -57,7 +55,17 @@ class FlatModule:
             for name, place in self._places.items()
         }
 
-    def _empty(self) -> None:
+    def _pieces(self) -> Iterator[Piece]:
+        begin = 0
+        for name, tensor in _tensors(self.module):
+            place = self._places[name]
+            if place.offset >= begin and place.size:
+                begin = place.offset + place.size
+                # What is not in one piece, as some columns of a matrix, is copied for as long as this is used.
+                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                yield place.offset, memoryview(flat.numpy())
+
+    def _let_go(self) -> None:
         """Nothing can be computed from what is left of the module: its tensors are on no device."""
         for part in self.module.modules():
             for kept, make in ((part._parameters, _shape_of_parameter), (part._buffers, _shape_of)):

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Entry", "Item", "Model", "Scored", "Weights", "failed"]
+from arl_gpu.kept import Hold
+
+__all__ = ["Entry", "Item", "Loaded", "Model", "Scored", "Weights", "failed"]
 
 Item = Mapping[str, Any]
 """As the client sent it."""
@@ -32,15 +34,23 @@ def failed(code: str, message: str) -> Entry:
 class Weights(Protocol):
     """A model's weights in host memory, in one piece."""
 
-    content: memoryview
-    """Replaced by one of the same bytes that other workers have too."""
+    @property
+    def content(self) -> memoryview: ...
+
+
+class Loaded(Weights, Protocol):
+    """Those of a model that was just made."""
+
+    def keep(self, hold: Hold) -> None:
+        """Have them where `hold` says, from now on; until then nothing of them is in memory, as far as that can be."""
+        ...
 
 
 class Model(Protocol):
     """Computes from bytes that the residency placed; it keeps none of them."""
 
     @property
-    def weights(self) -> Weights: ...
+    def weights(self) -> Loaded: ...
 
     @property
     def backend(self) -> str:

@@ -97,20 +97,20 @@ def _named(module: Any, kind: str, size: int) -> Iterator[tuple[str, tuple[Any, 
 def _keep_rows(part: Any, rank: int, size: int) -> None:
     part.out_features //= size
     rows = slice(rank * part.out_features, (rank + 1) * part.out_features)
-    part.weight = _own(part.weight[rows])
+    part.weight = _part(part.weight[rows])
     if part.bias is not None:
-        part.bias = _own(part.bias[rows])
+        part.bias = _part(part.bias[rows])
 
 
 def _keep_columns(part: Any, rank: int, size: int, add: Callable[[Any], Any]) -> None:
     """The bias is of one rank, for it is in the sum once."""
     part.in_features //= size
-    part.weight = _own(part.weight[:, rank * part.in_features : (rank + 1) * part.in_features])
+    part.weight = _part(part.weight[:, rank * part.in_features : (rank + 1) * part.in_features])
     if rank:
         part.bias = None
     part.register_forward_hook(lambda _module, _given, output: add(output))
 
 
-def _own(piece: Any) -> Any:
-    """A copy, so that the whole is freed."""
-    return nn.Parameter(piece.detach().clone(), requires_grad=False)
+def _part(piece: Any) -> Any:
+    """Still in the whole, which is let go once all parts are kept elsewhere."""
+    return nn.Parameter(piece.detach(), requires_grad=False)

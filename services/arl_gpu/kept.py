@@ -1,0 +1,99 @@
+"""A model's weights in host memory, in one piece: this process's own, or a file that all workers of a node map.
+
+They are copied there tensor by tensor from wherever they are read, so that nothing of them is in memory twice.
+"""
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from io import FileIO
+
+__all__ = ["Hold", "Kept", "Piece", "own", "shared"]
+
+CHUNK = 8 << 20
+
+Piece = tuple[int, memoryview]
+"""Bytes, and their offset. Of what is between pieces every byte is 0."""
+Hold = Callable[[int, Callable[[], Iterator[Piece]]], memoryview]
+"""Given a size and its pieces, which can be read more than once, in the order of their offsets: where they are kept."""
+
+
+class Kept:
+    """Answers `arl_gpu.kinds.model.Weights`. Nothing is copied before `keep`, or before the content is asked for."""
+
+    size: int
+    """Bytes."""
+    _content: memoryview | None = None
+
+    @property
+    def content(self) -> memoryview:
+        if self._content is None:
+            self.keep(own)
+        assert self._content is not None
+        return self._content
+
+    def keep(self, hold: Hold) -> None:
+        """Once: what they were read from is let go. Raises what `hold` raises."""
+        self._content = hold(self.size, self._pieces)
+        self._let_go()
+
+    def _pieces(self) -> Iterator[Piece]:
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        raise NotImplementedError
+
+
+def own(size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
+    content = memoryview(bytearray(size))
+    for offset, piece in pieces():
+        content[offset : offset + len(piece)] = piece
+    return content
+
+
+def shared(path: str, size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
+    """The same bytes, where the others have them too; own ones where theirs are different.
+
+    Whoever comes first writes. As long as they are mapped the file is locked (`LOCK_SH`), also if this process is
+    killed afterwards; what nobody has locked may be emptied.
+    """
+    with FileIO(path, "r+") as file:
+        # One at a time looks, and writes; the system takes this lock back from who dies. Closing the file ends it.
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        if is_first := _is_nobodys(file):
+            _write(file.fileno(), size, pieces)
+        elif os.fstat(file.fileno()).st_size != size:
+            return own(size, pieces)
+        # What is mapped keeps the file open, and with it this lock.
+        fcntl.flock(file, fcntl.LOCK_SH)
+        # Writable, for a device that registers pages asks for that; nobody writes.
+        mapped = memoryview(mmap.mmap(file.fileno(), size))
+    return mapped if is_first or _alike(mapped, pieces) else own(size, pieces)
+
+
+def _is_nobodys(file: FileIO) -> bool:
+    """Then it may be what one left that died in the middle, or be of another model that was here."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write(descriptor: int, size: int, pieces: Callable[[], Iterator[Piece]]) -> None:
+    """As long as it is not whole, its size is another one."""
+    os.ftruncate(descriptor, 0)
+    for offset, piece in pieces():
+        at = 0
+        while at < len(piece):
+            at += os.pwrite(descriptor, piece[at : at + CHUNK], offset + at)
+    os.ftruncate(descriptor, size)
+
+
+def _alike(mapped: memoryview, pieces: Callable[[], Iterator[Piece]]) -> bool:
+    return all(
+        bytes(mapped[offset + at : offset + min(at + CHUNK, len(piece))]) == bytes(piece[at : at + CHUNK])
+        for offset, piece in pieces()
+        for at in range(0, len(piece), CHUNK)
+    )

@@ -1,0 +1,236 @@
+"""Weights that several workers have in host memory once: whose they are, how much they take, and when they are gone."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from arl_gpu.host_memory import HostMemory
+from arl_gpu.kept import CHUNK, Hold, Kept, Piece, own, shared
+
+BUDGET = 100_000
+SIZES = {"a": 30_000, "b": 45_000, "c": 60_000, "d": 99_999, "e": 8_193, "f": 40_000, "too-large": 100_001}
+GAP = 64
+"""Bytes between two pieces."""
+
+
+class Weights(Kept):
+    """Of random bytes, in pieces of any size."""
+
+    def __init__(self, seed: str, size: int) -> None:
+        self.size, self.reads = size, 0
+        self._bytes = random.Random(seed).randbytes(size)
+        self.breaks_at: int | None = None
+
+    def _pieces(self) -> Iterator[Piece]:
+        self.reads += 1
+        at = 0
+        for length in (1, 4096, CHUNK, self.size):
+            if self.breaks_at is not None and at >= self.breaks_at:
+                raise OSError("the file can't be read")
+            if piece := self._bytes[at : min(at + length, self.size - GAP)]:
+                yield at, memoryview(piece)
+            at += length + GAP
+
+    def _let_go(self) -> None:
+        pass
+
+    @property
+    def whole(self) -> bytes:
+        return bytes(own(self.size, self._pieces))
+
+
+def map_it_and_die(path: str, weights: Weights) -> None:
+    """A process of its own does."""
+    if not (child := os.fork()):
+        held = kept_in(path, weights)
+        os.kill(os.getpid(), signal.SIGKILL if held else signal.SIGTERM)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def kept_in(path: str, weights: Weights) -> memoryview:
+    return shared(path, weights.size, weights._pieces)
+
+
+@pytest.fixture
+def host() -> Iterator[HostMemory]:
+    host = HostMemory(BUDGET)
+    yield host
+    host.close()
+
+
+@pytest.mark.parametrize("hold", [own, None], ids=["own", "shared"])
+def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostMemory, hold: Hold | None) -> None:
+    weights = Weights("a", CHUNK + 4097 + 17)
+    content = weights.content if hold else kept_in(host.path_of({"name": "a"}), weights)
+    found = bytearray(weights.size)
+    for offset, piece in weights._pieces():
+        found[offset : offset + len(piece)] = piece
+    assert content == found
+
+
+def test_workers_have_the_same_bytes_once_and_others_apart(host: HostMemory) -> None:
+    path = host.path_of({"name": "a"})
+    first, second = kept_in(path, Weights("a", CHUNK + 17)), kept_in(path, Weights("a", CHUNK + 17))
+    first[0] ^= 255
+    assert second[0] == first[0]
+    second[0] ^= 255
+    other = Weights("another model, as long", CHUNK + 17)
+    assert kept_in(path, other) == other.whole
+    assert second == Weights("a", CHUNK + 17).whole
+    assert host.path_of({"name": "a"}) == path
+    changed = Weights("changed", 1000)
+    assert kept_in(host.path_of({"name": "a", "changed": 1}), changed) == changed.whole
+    assert second == Weights("a", CHUNK + 17).whole
+
+
+@pytest.mark.parametrize("size", [1000, 9000])
+def test_what_another_worker_has_is_never_written_over(host: HostMemory, size: int) -> None:
+    path, before = host.path_of({"name": "a"}), Weights("a", 5000)
+    theirs = kept_in(path, before)
+    replaced = Weights("the files were replaced meanwhile", size)
+    assert kept_in(path, replaced) == replaced.whole
+    assert theirs == before.whole
+
+
+def test_what_a_worker_that_died_left_unfinished_is_written_anew(host: HostMemory) -> None:
+    path = host.path_of({"name": "a"})
+    for left in (b"half", b"of a larger model that was here" * 1000):
+        Path(path).write_bytes(left)
+        assert kept_in(path, weights := Weights("a", 5000)) == weights.whole
+
+
+def test_what_could_not_be_read_leaves_nothing_that_is_taken_for_it(host: HostMemory) -> None:
+    path, broken = host.path_of({"name": "a"}), Weights("a", 5000)
+    broken.breaks_at = 1
+    with pytest.raises(OSError, match="can't be read"):
+        kept_in(path, broken)
+    assert kept_in(path, weights := Weights("a", 5000)) == weights.whole
+
+
+class Worker:
+    """Answers `arl_gpu.host_memory.Holder`."""
+
+    def __init__(self, host: HostMemory) -> None:
+        self.host = host
+        self.mapped: dict[str, memoryview] = {}
+        self.on_device: set[str] = set()
+        self.pinned: set[str] = set()
+        self.in_use: set[str] = set()
+        host.join(self)
+
+    def has(self, service: str) -> bool:
+        return service in self.mapped
+
+    def has_on_device(self, service: str) -> bool:
+        return service in self.on_device
+
+    def keeps(self, service: str) -> bool:
+        return service in self.pinned
+
+    async def cool(self, service: str) -> None:
+        await asyncio.sleep(0)
+        if service not in self.in_use:
+            self.on_device.discard(service)
+            self.mapped.pop(service, None)
+
+    async def load(self, name: str, *, breaks: bool = False) -> bool:
+        """Whether there was room."""
+        path, weights = self.host.path_of({"name": name}), Weights(name, SIZES[name])
+        weights.breaks_at = 1 if breaks else None
+        async with self.host.room(name, 0, SIZES[name]) as is_there:
+            if is_there:
+                await asyncio.sleep(0)
+                self.mapped[name] = kept_in(path, weights)
+                self.host.note_use(name)
+        return is_there
+
+
+async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMemory) -> None:
+    one, other = Worker(host), Worker(host)
+    for name in ("a", "b", "e"):
+        assert await one.load(name)
+    for _ in range(3):
+        host.note_use("b")
+    assert await other.load("a")
+    assert (host.granted, host.written) == (83_193, 83_193), "what both have is there once"
+    assert not await other.load("too-large")
+    assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "b", "e"}, {"a"})
+    one.on_device.update("ae")
+    other.pinned.add("c")
+    assert await other.load("c")
+    assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "e"}, {"a", "c"}), "used often, and on no device"
+    one.on_device.clear()
+    assert await one.load("f")
+    assert (one.mapped.keys(), other.mapped.keys()) == ({"f"}, {"c"})
+    assert (host.granted, host.written) == (100_000, 100_000)
+
+
+async def test_what_is_pinned_or_in_use_stays_and_then_there_is_no_room(host: HostMemory) -> None:
+    one, other = Worker(host), Worker(host)
+    assert await one.load("a")
+    assert await one.load("b")
+    one.pinned.add("a")
+    one.in_use.add("b")
+    assert not await other.load("c")
+    assert not await other.load("c")
+    assert one.mapped["b"] == Weights("b", SIZES["b"]).whole
+    one.in_use.clear()
+    assert await other.load("c")
+    assert (one.mapped.keys(), host.granted) == ({"a"}, 90_000)
+
+
+async def test_two_that_read_at_once_do_not_both_get_the_last_room(host: HostMemory) -> None:
+    one, other = Worker(host), Worker(host)
+    assert sorted(await asyncio.gather(one.load("c"), other.load("b"))) == [False, True]
+    assert await other.load("b"), "the first one let go of its own, once it was read"
+    assert host.written <= BUDGET
+
+
+async def test_room_for_what_was_not_read_is_free_again(host: HostMemory) -> None:
+    one, other = Worker(host), Worker(host)
+    with pytest.raises(OSError, match="can't be read"):
+        await one.load("d", breaks=True)
+    assert (host.granted, host.written) == (0, 0)
+    assert await other.load("d")
+
+
+async def test_what_was_mapped_by_a_process_that_was_killed_is_nobodys(host: HostMemory) -> None:
+    path = host.path_of({"name": "a"})
+    async with host.room("a", 0, SIZES["a"]):
+        map_it_and_die(path, Weights("a", SIZES["a"]))
+        assert host.written == SIZES["a"]
+    assert (host.granted, host.written) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebody_has(seed: int) -> None:
+    rng, host = random.Random(seed), HostMemory(BUDGET)
+    workers = [Worker(host) for _ in range(3)]
+
+    async def read_some(worker: Worker) -> None:
+        for _ in range(40):
+            name = rng.choice(sorted(SIZES))
+            for kept, share in ((worker.on_device, 0.3), (worker.pinned, 0.05), (worker.in_use, 0.1)):
+                kept.intersection_update(worker.mapped)
+                kept.update(each for each in worker.mapped if rng.random() < share)
+                kept.difference_update([each for each in kept if rng.random() < 0.5])
+            with suppress(OSError):
+                await worker.load(name, breaks=rng.random() < 0.1)
+            assert host.written <= host.granted <= BUDGET
+            if rng.random() < 0.1:
+                worker.mapped.clear()  # it died
+            for each in workers:
+                assert all(content == Weights(name, SIZES[name]).whole for name, content in each.mapped.items())
+
+    await asyncio.gather(*map(read_some, workers))
+    for worker in workers:
+        worker.mapped.clear()
+    host.empty()
+    assert (host.granted, host.written) == (0, 0)
+    host.close()
