@@ -43,6 +43,8 @@ def build(settings: GpuSettings) -> FastAPI:
     host = HostMemory(settings.host_budget_mib << 20) if len(settings.devices) > 1 else None
     workers = [_worker(number, config, settings, host) for number in range(len(settings.devices))]
     manager = Manager(store, peers, notifier, workers, files, settings, metrics)
+    if host is not None:
+        host.tell(manager.scoring.learn)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -36,7 +36,7 @@ class Member(Protocol):
     def turn(self) -> asyncio.Lock: ...
     async def ready(self) -> int: ...
     async def score_part(
-        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part
+        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part, *, host_bytes: int = 0
     ) -> dict[str, Any]: ...
     def room(
         self, service: str, answer: Mapping[str, Any], waiting: Sequence[str]
@@ -127,20 +127,28 @@ class Groups:
     async def _score_with_room(
         self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
     ) -> Found:
-        found = await self._score_together(service, numbers, items, waiting)
-        full = {number: heard for number, heard in found.heard.items() if heard.get("error") == HOST_FULL}
+        """A rank that finds that its files were replaced reads them anew, and may ask for room after others did."""
+        room: dict[int, int] = {}
         async with AsyncExitStack() as rooms:
-            are_there = [
-                await rooms.enter_async_context(self._workers[number].room(service, heard, waiting(number)))
-                for number, heard in full.items()
-            ]
-            if full and all(are_there):
-                found = await self._score_together(service, numbers, items, waiting)
+            found = await self._score_together(service, numbers, items, waiting, room)
+            while full := _asking(found, room):
+                for number, heard in full.items():
+                    worker = self._workers[number]
+                    if not await rooms.enter_async_context(worker.room(service, heard, waiting(number))):
+                        return replace(found, answer=no_room({**found.answer}))
+                    room[number] = heard["host_bytes"]
+                found = await self._score_together(service, numbers, items, waiting, room)
         return replace(found, answer=no_room({**found.answer}))
 
     async def _score_together(
-        self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
+        self,
+        service: str,
+        numbers: Sequence[int],
+        items: Sequence[Item],
+        waiting: Callable[[int], Sequence[str]],
+        room: Mapping[int, int],
     ) -> Found:
+        """`room`: bytes of the host's memory that a device's worker may take."""
         async with AsyncExitStack() as turns:
             # Always in this order: of groups that overlap, none waits for what another one holds and the other way.
             for number in numbers:
@@ -159,6 +167,7 @@ class Groups:
                     items,
                     waiting(number),
                     Part(meeting.path, meeting.number, rank, len(numbers), worker.limit_s),
+                    host_bytes=room.get(number, 0),
                 )
                 for rank, (number, worker) in enumerate(zip(numbers, workers, strict=True))
             ]
@@ -217,6 +226,12 @@ def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]
     if failed:
         return Found(next((each for each in failed if each["error"] not in BY_OTHERS), failed[0]), heard)
     return Found(_added([*heard.values()]), heard)
+
+
+def _asking(found: Found, room: Mapping[int, int]) -> Mapping[int, Mapping[str, Any]]:
+    """Of each device that has too little room in host memory, what it said."""
+    full = {number: heard for number, heard in found.heard.items() if heard.get("error") == HOST_FULL}
+    return {number: heard for number, heard in full.items() if room.get(number) != heard["host_bytes"]}
 
 
 def _died(died: Mapping[int, str], heard: Mapping[int, Mapping[str, Any]]) -> Found:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +36,8 @@ class Holder(Protocol):
         """It is pinned."""
         ...
 
-    async def cool(self, service: str) -> None:
-        """Let go of it, unless it is in use. A worker that dies of that has let go of everything."""
+    async def cool(self, service: str) -> Mapping[str, Any] | None:
+        """Let go of it, unless it is in use. What is there then; None of a worker that died, and has nothing."""
         ...
 
 
@@ -53,6 +53,7 @@ class HostMemory:
         self._asking: Counter[Part] = Counter()
         """What workers read now."""
         self._holders: list[Holder] = []
+        self._learn: Callable[[int, Mapping[str, Any]], None] | None = None
         self._making = asyncio.Lock()
         self._uses: dict[str, Use] = {}
 
@@ -67,7 +68,12 @@ class HostMemory:
         return sum(os.fstat(each).st_size for _, files in self._files.values() for each in files.values())
 
     def join(self, holder: Holder) -> None:
+        """In the order of their devices."""
         self._holders.append(holder)
+
+    def tell(self, learn: Callable[[int, Mapping[str, Any]], None]) -> None:
+        """From now on, what is on a device after something of it had to leave."""
+        self._learn = learn
 
     def note_use(self, service: str) -> None:
         self._uses[service] = self._uses.get(service, UNUSED).again(time.monotonic())
@@ -156,9 +162,10 @@ class HostMemory:
         return Candidate(name=name, size=size, restore_s=float(size), rate=rate, used_at=used_at, restored_at=0)
 
     async def _cool(self, service: str) -> None:
-        for holder in self._holders:
-            if holder.has(service):
-                await holder.cool(service)
+        for number, holder in enumerate(self._holders):
+            answer = await holder.cool(service) if holder.has(service) else None
+            if answer is not None and self._learn is not None:
+                self._learn(number, answer)
 
 
 def _emptied(descriptor: int) -> bool:

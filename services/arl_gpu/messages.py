@@ -13,7 +13,8 @@ LARGEST = 256 << 20
 STEP = {"step": "engine"}
 """From a worker before its answer, any number of times: it asks something of an engine now, or has asked."""
 HOST_FULL = "host_full"
-"""The error of an order for which a service is to be read first, with its `host_bytes`: there may be room for them."""
+"""The error of an order for which a service is to be read first. With its `host_bytes`, once there is room for so many,
+the order may be given again."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
 SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s", "restore_s"}

@@ -114,8 +114,8 @@ class _Worker:
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
         self._models: dict[str, Model] = {}
-        self._granted: dict[str, int] = {}
-        """Bytes of host memory that services may have, where it is shared with other workers."""
+        self._granted = 0
+        """Bytes of the host's memory that this order may take, where other workers have it, too."""
         self._meetings = Meetings(cuda=config.device != "cpu")
         self._engines = Engines(
             config.engines,
@@ -133,7 +133,6 @@ class _Worker:
             "score": self._score,
             "offer": self._offer,
             "forget": self._forget,
-            "grant": self._grant,
             "cool": self._cool,
             "restore": self._restore,
             "evict": self._evict,
@@ -148,7 +147,7 @@ class _Worker:
 
         `NotFreed` ends this process, and so does a device that can't be used any more.
         """
-        op = order.pop("op")
+        op, self._granted = order.pop("op"), order.pop("host_bytes", 0)
         try:
             answer = self._does[op](**order)
         except NotFreed:
@@ -250,13 +249,8 @@ class _Worker:
         else:
             self._residency.forget(name)
             self._pinned.discard(name)
-        for kept in (self._models, self._specs, self._host, self._granted):
+        for kept in (self._models, self._specs, self._host):
             kept.pop(name, None)
-        return {}
-
-    def _grant(self, name: str, host_bytes: int) -> dict[str, Any]:
-        """It may be read into host memory, if it takes so much."""
-        self._granted[name] = host_bytes
         return {}
 
     def _cool(self, name: str) -> dict[str, Any]:
@@ -335,7 +329,7 @@ class _Worker:
             self._residency.expect(service, size)
             self._forget_cold()
             return own(size, pieces)
-        if self._granted.get(service) != size:
+        if self._granted != size:
             raise HostFull(service, size)
         return shared(path, size, pieces)
 
@@ -343,7 +337,6 @@ class _Worker:
         """A model of what left host memory holds its bytes still."""
         states = self._residency.states
         self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
-        self._granted = {n: size for n, size in self._granted.items() if states.get(n) is not Residence.COLD}
 
 
 def _told(error: Exception) -> str:

@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class Worker:
         Raises `WorkerDied`, whatever went wrong; the next call starts another.
         """
         order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-        return await self._with_room(service, waiting, lambda: self._ask(order, items=len(items)))
+        return await self._ask_with_room(service, order, waiting, items=len(items))
 
     @property
     def limit_s(self) -> float:
@@ -112,11 +112,15 @@ class Worker:
         return (await self._living()).child.pid
 
     async def score_part(
-        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part
+        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part, *, host_bytes: int = 0
     ) -> dict[str, Any]:
-        """As `score`, together with others; the entries are the first rank's. For whoever has its turn."""
-        order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-        return await self._ask(order | {"together": asdict(part)}, items=len(items) if part.rank == 0 else 0)
+        """As `score`, together with others; the entries are the first rank's. For whoever has its turn.
+
+        `host_bytes`: of the room that was made for what `HOST_FULL` asked for.
+        """
+        order: dict[str, Any] = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
+        order |= {"together": asdict(part), "host_bytes": host_bytes}
+        return await self._ask(order, items=len(items) if part.rank == 0 else 0)
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
         """A service, or a change of one. Known to each worker that is started from now on.
@@ -151,31 +155,28 @@ class Worker:
         """Bring it onto the device before anybody scores with it."""
         if (engine := self._config.services.get(name, {}).get("engine")) is not None:
             return await self._wake(engine)
-        return await self._with_room(name, (), lambda: self._ask({"op": "restore", "name": name}))
+        return await self._ask_with_room(name, {"op": "restore", "name": name}, ())
 
-    async def _with_room(
-        self, service: str, waiting: Sequence[str], ask: Callable[[], Awaitable[dict[str, Any]]]
+    async def _ask_with_room(
+        self, service: str, order: dict[str, Any], waiting: Sequence[str], *, items: int | None = None
     ) -> dict[str, Any]:
-        """Asked in turn, and again once there is room in host memory for what is to be read first."""
+        """And once more when there is room in host memory for what is to be read first."""
         async with self._order_lock:
-            answer = await ask()
+            answer = await self._ask(order, items=items)
         if answer.get("error") != HOST_FULL:
             return answer
         async with self.room(service, answer, waiting) as is_there:
             if is_there:
                 async with self._order_lock:
-                    answer = await ask()
+                    answer = await self._ask(order | {"host_bytes": answer["host_bytes"]}, items=items)
         return no_room(answer)
 
     @asynccontextmanager
     async def room(self, service: str, answer: Mapping[str, Any], waiting: Sequence[str]) -> AsyncIterator[bool]:
         """Whether there is what `HOST_FULL` asked for. For whoever has no worker's turn: others are asked to let go."""
         assert self._host is not None
-        rank, size = self._config.services[service].get("options", {}).get("rank", 0), answer["host_bytes"]
-        async with self._host.room(service, rank, size, waiting) as is_there:
-            if is_there:
-                async with self._order_lock:
-                    await self._tell({"op": "grant", "name": service, "host_bytes": size})
+        rank = self._config.services[service].get("options", {}).get("rank", 0)
+        async with self._host.room(service, rank, answer["host_bytes"], waiting) as is_there:
             yield is_there
 
     def has(self, service: str) -> bool:
@@ -188,10 +189,13 @@ class Worker:
     def keeps(self, service: str) -> bool:
         return service in self._config.pinned
 
-    async def cool(self, service: str) -> None:
-        with suppress(WorkerDied):
+    async def cool(self, service: str) -> dict[str, Any] | None:
+        """Out of host memory, for another worker; `arl_gpu.host_memory.Holder`."""
+        try:
             async with self._order_lock:
-                await self._tell({"op": "cool", "name": service})
+                return await self._tell({"op": "cool", "name": service})
+        except WorkerDied:
+            return None
 
     async def evict(self, name: str) -> dict[str, Any]:
         """Take it off the device."""

@@ -33,6 +33,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class Node:
+    host: HostMemory
     workers: Sequence[Worker]
     registry: Registry
     groups: Groups
@@ -52,9 +53,11 @@ class Node:
 
 
 @asynccontextmanager
-async def a_node(models: Path, devices: int, *, device_mib: int, before: str = "") -> AsyncIterator[Node]:
+async def a_node(
+    models: Path, devices: int, *, device_mib: int, host_bytes: int | None = None, before: str = ""
+) -> AsyncIterator[Node]:
     """`before`: what its workers run before they are workers."""
-    host = HostMemory()
+    host = HostMemory(host_bytes)
     workers = [a_worker(device_mib=device_mib, host=host, before=before) for _ in range(devices)]
     registry = Registry([], workers, models, learn=lambda at, said: scoring.learn(at, said), is_idle=lambda name: True)
     groups = Groups(workers, lambda: registry.splits)
@@ -67,7 +70,7 @@ async def a_node(models: Path, devices: int, *, device_mib: int, before: str = "
         metrics=GpuMetrics(Metrics()),
         groups=groups,
     )
-    node = Node(workers, registry, groups, scoring)
+    node = Node(host, workers, registry, groups, scoring)
     scoring.start()
     try:
         yield node

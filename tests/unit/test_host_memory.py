@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,11 +134,12 @@ class Worker:
     def keeps(self, service: str) -> bool:
         return service in self.pinned
 
-    async def cool(self, service: str) -> None:
+    async def cool(self, service: str) -> dict[str, Any]:
         await asyncio.sleep(0)
         if service not in self.in_use:
             self.on_device.discard(service)
             self.mapped.pop(service, None)
+        return {"states": sorted(self.mapped)}
 
     async def load(self, name: str, *, breaks: bool = False) -> bool:
         """Whether there was room."""
@@ -153,6 +155,8 @@ class Worker:
 
 async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
+    heard: list[Any] = []
+    host.tell(lambda number, said: heard.append((number, said["states"])))
     for name in ("a", "b", "e"):
         assert await one.load(name)
     for _ in range(3):
@@ -165,6 +169,7 @@ async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMe
     other.pinned.add("c")
     assert await other.load("c")
     assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "e"}, {"a", "c"}), "used often, and on no device"
+    assert heard == [(0, ["a", "e"])]
     one.on_device.clear()
     assert await one.load("f")
     assert (one.mapped.keys(), other.mapped.keys()) == ({"f"}, {"c"})

@@ -304,6 +304,23 @@ def children() -> set[int]:
     return {int(pid) for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()}
 
 
+async def test_parts_of_models_that_are_not_all_in_host_memory_make_room_for_each_other(models: Path) -> None:
+    size = len(model_of(models, "large").weights.content)
+    wanted = whole(models, "large")
+    async with a_node(models, 2, device_mib=8, host_bytes=int(1.5 * size)) as node:
+        await node.offer(*(wish(name, "logprobs", "large", tensor_parallel=2) for name in ("one", "two")))
+        for name in ("one", "two", "one"):
+            assert_alike(entries(await node.scored(name, ITEMS)), wanted)
+            assert size < node.host.written <= 1.5 * size
+        await node.offer(
+            replace(wish("one", "logprobs", "large", tensor_parallel=2), pinned=True),
+            wish("two", "logprobs", "large", tensor_parallel=2),
+        )
+        report = await node.scored("two", ITEMS)
+        assert (report.outcome, report.reason) == ("infra_error", "no_room")
+        assert_alike(entries(await node.scored("one", ITEMS)), wanted)
+
+
 READ = """
 import json, os, resource, sys
 from functools import partial
