@@ -7,11 +7,12 @@ are left over have nothing of it. The first of a group leads: only its loop take
 import asyncio
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
+from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
 from arl_gpu.messages import HOST_FULL
 from arl_gpu.together import Part
@@ -36,11 +37,17 @@ class Member(Protocol):
     def turn(self) -> asyncio.Lock: ...
     async def ready(self) -> int: ...
     async def score_part(
-        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part, *, host_bytes: int = 0
+        self,
+        service: str,
+        items: Sequence[Item],
+        waiting: Sequence[str],
+        part: Part,
+        *,
+        room: tuple[str, int] | None = None,
     ) -> dict[str, Any]: ...
-    def room(
-        self, service: str, answer: Mapping[str, Any], waiting: Sequence[str]
-    ) -> AbstractAsyncContextManager[bool]: ...
+    @property
+    def host(self) -> HostMemory | None: ...
+    def spec(self, service: str) -> Mapping[str, Any]: ...
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
         """What `arl_gpu.worker` answers, but for `HOST_FULL`; it may prepare for `waiting`.
 
@@ -128,15 +135,18 @@ class Groups:
         self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
     ) -> Found:
         """A rank that finds that its files were replaced reads them anew, and may ask for room after others did."""
-        room: dict[int, int] = {}
-        async with AsyncExitStack() as rooms:
-            found = await self._score_together(service, numbers, items, waiting, room)
-            while full := _asking(found, room):
-                for number, heard in full.items():
-                    worker = self._workers[number]
-                    if not await rooms.enter_async_context(worker.room(service, heard, waiting(number))):
-                        return replace(found, answer=no_room({**found.answer}))
-                    room[number] = heard["host_bytes"]
+        sizes: dict[int, int] = {}
+        found = await self._score_together(service, numbers, items, waiting, {})
+        while full := _asking(found, sizes):
+            sizes |= full
+            wanted = [(self._workers[number].spec(service), size) for number, size in sizes.items()]
+            host = self._workers[numbers[0]].host
+            assert host is not None
+            # All at once: of two groups none waits for what another one has a part of already.
+            async with host.room(*wanted, waiting=waiting(numbers[0])) as paths:
+                if paths is None:
+                    break
+                room = dict(zip(sizes, zip(paths, sizes.values(), strict=True), strict=True))
                 found = await self._score_together(service, numbers, items, waiting, room)
         return replace(found, answer=no_room({**found.answer}))
 
@@ -146,9 +156,9 @@ class Groups:
         numbers: Sequence[int],
         items: Sequence[Item],
         waiting: Callable[[int], Sequence[str]],
-        room: Mapping[int, int],
+        room: Mapping[int, tuple[str, int]],
     ) -> Found:
-        """`room`: bytes of the host's memory that a device's worker may take."""
+        """`room`: for the worker of a device, where it may keep what it reads first."""
         async with AsyncExitStack() as turns:
             # Always in this order: of groups that overlap, none waits for what another one holds and the other way.
             for number in numbers:
@@ -167,7 +177,7 @@ class Groups:
                     items,
                     waiting(number),
                     Part(meeting.path, meeting.number, rank, len(numbers), worker.limit_s),
-                    host_bytes=room.get(number, 0),
+                    room=room.get(number),
                 )
                 for rank, (number, worker) in enumerate(zip(numbers, workers, strict=True))
             ]
@@ -228,10 +238,10 @@ def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]
     return Found(_added([*heard.values()]), heard)
 
 
-def _asking(found: Found, room: Mapping[int, int]) -> Mapping[int, Mapping[str, Any]]:
-    """Of each device that has too little room in host memory, what it said."""
-    full = {number: heard for number, heard in found.heard.items() if heard.get("error") == HOST_FULL}
-    return {number: heard for number, heard in full.items() if room.get(number) != heard["host_bytes"]}
+def _asking(found: Found, sizes: Mapping[int, int]) -> dict[int, int]:
+    """Of each device whose worker has to read its part first, and was given no room for that, its bytes."""
+    full = {number: heard["host_bytes"] for number, heard in found.heard.items() if heard.get("error") == HOST_FULL}
+    return {number: size for number, size in full.items() if sizes.get(number) != size}
 
 
 def _died(died: Mapping[int, str], heard: Mapping[int, Mapping[str, Any]]) -> Found:

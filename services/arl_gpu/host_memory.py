@@ -13,18 +13,19 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from arl_core.eviction import Candidate, Use, leaving, victims
 
-__all__ = ["Holder", "HostMemory", "limit_bytes"]
+__all__ = ["Holder", "HostMemory", "Wanted", "limit_bytes"]
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 UNUSED = Use()
 
-Part = tuple[str, int]
-"""A service's name, and which part of it."""
+Wanted = tuple[Mapping[str, Any], int]
+"""The specification of a service, or of a part of one, and its bytes."""
 
 
 class Holder(Protocol):
@@ -36,9 +37,25 @@ class Holder(Protocol):
         """It is pinned."""
         ...
 
-    async def cool(self, service: str) -> Mapping[str, Any] | None:
-        """Let go of it, unless it is in use. What is there then; None of a worker that died, and has nothing."""
+    async def cool(self, service: str) -> Mapping[str, Any]:
+        """Let go of it, unless it is in use. What is on the device then: nothing, where the worker died."""
         ...
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    service: str
+    said: str
+    """The specification."""
+    descriptor: int
+    granted: int = 0
+    """Bytes that are there, or that a worker writes now."""
+    is_read: bool = False
+    """By a worker, now."""
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
 
 class HostMemory:
@@ -46,26 +63,28 @@ class HostMemory:
 
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
-        self._files: dict[str, tuple[str, dict[int, int]]] = {}
-        """Specification, but for the rank, and descriptors by rank, by the service's name."""
-        self._granted: dict[Part, int] = {}
-        """Bytes that are there, or that a worker may write."""
-        self._asking: Counter[Part] = Counter()
-        """What workers read now."""
+        self._files: dict[tuple[str, int], _File] = {}
+        """By the service's name and the rank of a part."""
+        self._left: list[_File] = []
+        """Of what was forgotten, or is another model by now: some worker may still have it."""
         self._holders: list[Holder] = []
         self._learn: Callable[[int, Mapping[str, Any]], None] | None = None
-        self._making = asyncio.Lock()
+        self._changed = asyncio.Condition()
         self._uses: dict[str, Use] = {}
 
     @property
     def granted(self) -> int:
         """Bytes, of all services."""
-        return sum(self._granted.values())
+        return sum(file.granted for file in self._all)
 
     @property
     def written(self) -> int:
         """Bytes that are there."""
-        return sum(os.fstat(each).st_size for _, files in self._files.values() for each in files.values())
+        return sum(os.fstat(file.descriptor).st_size for file in self._all)
+
+    @property
+    def _all(self) -> Sequence[_File]:
+        return [*self._files.values(), *self._left]
 
     def join(self, holder: Holder) -> None:
         """In the order of their devices."""
@@ -78,78 +97,105 @@ class HostMemory:
     def note_use(self, service: str) -> None:
         self._uses[service] = self._uses.get(service, UNUSED).again(time.monotonic())
 
-    def path_of(self, spec: Mapping[str, Any]) -> str:
-        """Another specification of the same name is another file; who has the old one mapped keeps it.
-
-        So is each rank's part of a service that several devices compute together.
-        """
-        options = dict(spec.get("options", {}))
-        name, rank = spec["name"], options.pop("rank", 0)
-        said = json.dumps({**spec, "options": options}, sort_keys=True)
-        if (held := self._files.get(name)) is None or held[0] != said:
-            self.forget(name)
-            held = self._files[name] = said, {}
-        if rank not in held[1]:
-            held[1][rank] = os.memfd_create(f"weights-{name}", os.MFD_CLOEXEC)
-        return f"/proc/{os.getpid()}/fd/{held[1][rank]}"
-
     @asynccontextmanager
-    async def room(self, service: str, rank: int, size: int, waiting: Sequence[str] = ()) -> AsyncIterator[bool]:
-        """Whether there is room for a part that is read meanwhile. `waiting`: services that are needed next."""
-        part = service, rank
-        self._asking[part] += 1
-        try:
-            async with self._making:
-                is_there = await self._make(part, size, waiting)
-            yield is_there
-        finally:
-            self._asking[part] -= 1
-            self.empty()
+    async def room(self, *wanted: Wanted, waiting: Sequence[str] = ()) -> AsyncIterator[Sequence[str] | None]:
+        """Paths of files for what is read meanwhile; None where there is no room for all of it.
 
-    def empty(self) -> None:
+        Waits for others that read now, and for whoever reads the same. `waiting`: services that are needed next.
+        """
+        files: list[_File] = []
+        async with self._changed:
+            if await self._make(wanted, waiting):
+                files = [self._file(spec) for spec, _ in wanted]
+                for file, (_, size) in zip(files, wanted, strict=True):
+                    file.granted, file.is_read = size, True
+        try:
+            yield [file.path for file in files] if files else None
+        finally:
+            for file in files:
+                file.is_read = False
+            await asyncio.shield(self.empty())
+
+    async def empty(self) -> None:
         """What no worker has mapped, and none is about to, takes nothing any more."""
-        for part in [part for part in self._granted if not self._asking[part]]:
-            descriptor = self._files[part[0]][1].get(part[1]) if part[0] in self._files else None
-            if descriptor is None or _emptied(descriptor):
-                del self._granted[part]
+        async with self._changed:
+            await self._empty()
+            self._changed.notify_all()
 
     def forget(self, name: str) -> None:
-        if (held := self._files.pop(name, None)) is not None:
-            for descriptor in held[1].values():
-                os.close(descriptor)
+        """What workers still have of it counts until they let go."""
+        for key in [key for key in self._files if key[0] == name]:
+            self._leave(key)
         self._uses.pop(name, None)
 
     def close(self) -> None:
-        for name in [*self._files]:
-            self.forget(name)
+        for file in self._all:
+            os.close(file.descriptor)
+        self._files, self._left = {}, []
 
-    async def _make(self, part: Part, size: int, waiting: Sequence[str]) -> bool:
-        if self._granted.get(part) == size:
-            return True  # another worker has it, or reads it now
-        self.empty()
-        stay = {name for name, _ in +self._asking}
-        while (missing := self._missing(part, size)) > 0:
-            leave = victims(self._leaving(stay, waiting), missing=missing)
-            if leave is None:
+    def _file(self, spec: Mapping[str, Any]) -> _File:
+        """Another specification of the same name is another file; who has the old one mapped keeps it."""
+        options = dict(spec.get("options", {}))
+        key = spec["name"], options.pop("rank", 0)
+        said = json.dumps({**spec, "options": options}, sort_keys=True)
+        if key in self._files and self._files[key].said != said:
+            self._leave(key)
+        if key not in self._files:
+            self._files[key] = _File(key[0], said, os.memfd_create(f"weights-{key[0]}", os.MFD_CLOEXEC))
+        return self._files[key]
+
+    def _leave(self, key: tuple[str, int]) -> None:
+        self._left.append(self._files.pop(key))
+
+    async def _empty(self) -> None:
+        """Beside this process's other work: to give back 64 GiB takes the system 8 s."""
+        for file in self._all:
+            if file.is_read:
+                continue
+            if file.granted and await asyncio.to_thread(_emptied, file.descriptor):
+                file.granted = 0
+            if not file.granted and file in self._left:
+                self._left.remove(file)
+                os.close(file.descriptor)
+
+    async def _make(self, wanted: Sequence[Wanted], waiting: Sequence[str]) -> bool:
+        """Without waiting for others while it keeps them waiting: either all is there for it, or it holds nothing."""
+        stayed: set[str] = set()
+        while True:
+            files = [self._file(spec) for spec, _ in wanted]
+            if any(file.is_read for file in files):
+                await self._changed.wait()
+                continue
+            await self._empty()
+            missing = self._missing(files, sum(size for _, size in wanted))
+            if missing <= 0:
+                return True
+            leave = victims(self._leaving(stayed | {file.service for file in files}, waiting), missing=missing)
+            if leave is not None:
+                await self._cool(leave)
+                stayed.update(leave)
+            elif any(file.is_read for file in self._all):
+                await self._changed.wait()
+                stayed.clear()
+            else:
                 return False
-            for service in leave:
-                await self._cool(service)
-            self.empty()
-            stay.update(leave)
-        self._granted[part] = size
-        return True
 
-    def _missing(self, part: Part, size: int) -> int:
+    def _missing(self, files: Collection[_File], size: int) -> int:
         if self._budget is None:
             return 0
-        return self.granted - self._granted.get(part, 0) + size - self._budget
+        return sum(file.granted for file in self._all if file not in files) + size - self._budget
 
     def _leaving(self, stay: Collection[str], waiting: Sequence[str]) -> list[Candidate]:
         """Whoever leaves first at the head: what is on no device, and of that what is used least."""
         sizes: Counter[str] = Counter()
-        for (name, _), size in self._granted.items():
-            sizes[name] += size
-        may = [n for n in sizes if n not in stay and not any(each.keeps(n) for each in self._holders)]
+        for file in self._files.values():
+            sizes[file.service] += file.granted
+        read = {file.service for file in self._all if file.is_read}
+        may = [
+            name
+            for name, size in sizes.items()
+            if size and not (name in stay or name in read or any(each.keeps(name) for each in self._holders))
+        ]
         on_device = {name for name in may if any(each.has_on_device(name) for each in self._holders)}
         off = [self._candidate(name, sizes[name]) for name in may if name not in on_device]
         on = [self._candidate(name, sizes[name]) for name in sorted(on_device)]
@@ -161,11 +207,13 @@ class HostMemory:
         rate, used_at = use.rate(time.monotonic()), int(use.at * 1e6)
         return Candidate(name=name, size=size, restore_s=float(size), rate=rate, used_at=used_at, restored_at=0)
 
-    async def _cool(self, service: str) -> None:
+    async def _cool(self, services: Collection[str]) -> None:
         for number, holder in enumerate(self._holders):
-            answer = await holder.cool(service) if holder.has(service) else None
-            if answer is not None and self._learn is not None:
-                self._learn(number, answer)
+            for service in services:
+                if holder.has(service):
+                    answer = await holder.cool(service)
+                    if self._learn is not None:
+                        self._learn(number, answer)
 
 
 def _emptied(descriptor: int) -> bool:

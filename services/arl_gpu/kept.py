@@ -20,7 +20,7 @@ Hold = Callable[[int, Callable[[], Iterator[Piece]]], memoryview]
 
 
 class Kept:
-    """Answers `arl_gpu.kinds.model.Weights`. Nothing is copied before `keep`, or before the content is asked for."""
+    """Answers `arl_gpu.kinds.model.Loaded`. Nothing is copied before `keep`, or before the content is asked for."""
 
     size: int
     """Bytes."""
@@ -35,6 +35,7 @@ class Kept:
 
     def keep(self, hold: Hold) -> None:
         """Once: what they were read from is let go. Raises what `hold` raises."""
+        assert self._content is None
         self._content = hold(self.size, self._pieces)
         self._let_go()
 
@@ -53,7 +54,7 @@ def own(size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
 
 
 def shared(path: str, size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
-    """The same bytes, where the others have them too; own ones where theirs are different.
+    """A mapping of the file that all workers have; own bytes, where those that others have mapped are different ones.
 
     Whoever comes first writes. As long as they are mapped the file is locked (`LOCK_SH`), also if this process is
     killed afterwards; what nobody has locked may be emptied.

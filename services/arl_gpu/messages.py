@@ -13,8 +13,7 @@ LARGEST = 256 << 20
 STEP = {"step": "engine"}
 """From a worker before its answer, any number of times: it asks something of an engine now, or has asked."""
 HOST_FULL = "host_full"
-"""The error of an order for which a service is to be read first. With its `host_bytes`, once there is room for so many,
-the order may be given again."""
+"""The error of an order for which a service has to be read, with its `host_bytes`: given again with `room`, it is."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
 SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s", "restore_s"}

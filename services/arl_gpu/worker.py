@@ -74,9 +74,9 @@ class Config:
     copy_mib_per_s: float | None
     eviction: Eviction = Eviction.COST
     host_mib: int | None = None
-    """The most that weights take of host memory; with `host` it is the manager who knows."""
-    host: dict[str, str] = field(default_factory=dict)
-    """Where other workers have the weights of a service, too: the path of its `arl_gpu.host_memory`."""
+    """The most that weights take of host memory."""
+    shares_host: bool = False
+    """Weights are kept where other workers have them, too, and the manager knows how much that is."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`EngineSpec` of each that shares this device, by name."""
     held: tuple[str, ...] = ()
@@ -107,15 +107,15 @@ def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None
 class _Worker:
     def __init__(self, config: Config, keys: Mapping[str, str], on_step: Callable[[], None]) -> None:
         self._specs = dict(config.services)
-        self._host = dict(config.host)
+        self._shares_host = config.shares_host
         self._residency = Residency(
             config.open_device(),
             eviction=Eviction(config.eviction),
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
         self._models: dict[str, Model] = {}
-        self._granted = 0
-        """Bytes of the host's memory that this order may take, where other workers have it, too."""
+        self._made: tuple[str, dict[str, Any], Model] | None = None
+        """One for which there was no room, until the next one is asked for."""
         self._meetings = Meetings(cuda=config.device != "cpu")
         self._engines = Engines(
             config.engines,
@@ -147,7 +147,7 @@ class _Worker:
 
         `NotFreed` ends this process, and so does a device that can't be used any more.
         """
-        op, self._granted = order.pop("op"), order.pop("host_bytes", 0)
+        op = order.pop("op")
         try:
             answer = self._does[op](**order)
         except NotFreed:
@@ -171,14 +171,18 @@ class _Worker:
         items: Sequence[Item],
         waiting: Sequence[str] = (),
         together: Mapping[str, Any] | None = None,
+        room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
-        """What is needed next is copied meanwhile. `together`: with which others it is computed."""
+        """What is needed next is copied meanwhile. `together`: with which others it is computed.
+
+        `room`, of what is to be read first: the path of a file for it, and how many bytes that may have.
+        """
         part = Part(**together) if together is not None else None
         peers = self._meetings.peers(part)
         begun = time.monotonic()
         waiting = [self._place(each) for each in waiting]
         try:
-            with self._brought(service, waiting, peers, part) as (model, content, was_there):
+            with self._brought(service, waiting, peers, part, room) as (model, content, was_there):
                 waited_s = time.monotonic() - begun
                 self._residency.prefetch(waiting)
                 cpu = time.process_time()
@@ -202,7 +206,12 @@ class _Worker:
 
     @contextmanager
     def _brought(
-        self, service: str, waiting: Sequence[str], peers: Peers, part: Part | None
+        self,
+        service: str,
+        waiting: Sequence[str],
+        peers: Peers,
+        part: Part | None,
+        room: tuple[str, int] | None,
     ) -> Iterator[tuple[Model, Any, bool]]:
         """Its model, its bytes on the device, and whether they were there, once all peers have theirs.
 
@@ -210,7 +219,7 @@ class _Worker:
         """
         with ExitStack() as stack:
             try:
-                model = self._model(service)
+                model = self._model(service, room)
                 was_there = self._residency.states[service] is Residence.RESIDENT
                 content = stack.enter_context(self._residency.using(service, waiting=waiting))
             except Exception:
@@ -228,7 +237,7 @@ class _Worker:
             self._residency.forget(service)
             del self._models[service]
 
-    def _offer(self, spec: dict[str, Any], host: str | None = None) -> dict[str, Any]:
+    def _offer(self, spec: dict[str, Any]) -> dict[str, Any]:
         """From now on it can be scored. The same one again is nothing; another of that name takes its place.
 
         Of one that is split, the first rank says where that can't be.
@@ -239,8 +248,6 @@ class _Worker:
         if self._specs.get(spec["name"]) != spec:
             self._forget(spec["name"])
             self._specs[spec["name"]] = spec
-            if host is not None:
-                self._host[spec["name"]] = host
         return {}
 
     def _forget(self, name: str) -> dict[str, Any]:
@@ -249,8 +256,8 @@ class _Worker:
         else:
             self._residency.forget(name)
             self._pinned.discard(name)
-        for kept in (self._models, self._specs, self._host):
-            kept.pop(name, None)
+        self._models.pop(name, None)
+        self._specs.pop(name, None)
         return {}
 
     def _cool(self, name: str) -> dict[str, Any]:
@@ -260,8 +267,8 @@ class _Worker:
             self._forget_cold()
         return {}
 
-    def _restore(self, name: str) -> dict[str, Any]:
-        self._model(name)
+    def _restore(self, name: str, room: tuple[str, int] | None = None) -> dict[str, Any]:
+        self._model(name, room)
         with self._residency.using(name):
             pass
         return {}
@@ -315,21 +322,35 @@ class _Worker:
         engine = self._specs.get(service, {}).get("engine")
         return service if engine is None else key_of(engine)
 
-    def _model(self, service: str) -> Model:
+    def _model(self, service: str, room: tuple[str, int] | None = None) -> Model:
         if service not in self._models:
-            begun, model = time.monotonic(), kinds.load(self._specs[service], partial(self._keep, service))
+            begun, model = time.monotonic(), self._read(service, room)
             self._residency.load(service, model.weights, took_s=time.monotonic() - begun)
             self._forget_cold()
             self._models[service] = model
         return self._models[service]
 
-    def _keep(self, service: str, size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
-        """Where its weights are kept; there is room before the first of them is read. Raises `NoRoom`, `HostFull`."""
-        if (path := self._host.get(service)) is None:
+    def _read(self, service: str, room: tuple[str, int] | None) -> Model:
+        spec = self._specs[service]
+        (name, its, made), self._made = self._made or ("", {}, None), None
+        model = made if made is not None and (name, its) == (service, spec) else kinds.make(spec)
+        try:
+            model.weights.keep(partial(self._keep, service, room))
+        except HostFull:
+            self._made = service, spec, model
+            raise
+        return model
+
+    def _keep(
+        self, service: str, room: tuple[str, int] | None, size: int, pieces: Callable[[], Iterator[Piece]]
+    ) -> memoryview:
+        """Where its weights are kept; there is room before they are copied there. Raises `NoRoom`, `HostFull`."""
+        if not self._shares_host:
             self._residency.expect(service, size)
             self._forget_cold()
             return own(size, pieces)
-        if self._granted != size:
+        path, most = room or ("", 0)
+        if most != size:
             raise HostFull(service, size)
         return shared(path, size, pieces)
 

@@ -7,8 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -112,15 +111,24 @@ class Worker:
         return (await self._living()).child.pid
 
     async def score_part(
-        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part, *, host_bytes: int = 0
+        self,
+        service: str,
+        items: Sequence[Item],
+        waiting: Sequence[str],
+        part: Part,
+        *,
+        room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
         """As `score`, together with others; the entries are the first rank's. For whoever has its turn.
 
-        `host_bytes`: of the room that was made for what `HOST_FULL` asked for.
+        `room`: a file, and its bytes, for what `HOST_FULL` asked for.
         """
         order: dict[str, Any] = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-        order |= {"together": asdict(part), "host_bytes": host_bytes}
-        return await self._ask(order, items=len(items) if part.rank == 0 else 0)
+        order |= {"together": asdict(part), "room": room}
+        answer = await self._ask(order, items=len(items) if part.rank == 0 else 0)
+        if part.rank == 0:
+            self._note_use(service, answer)
+        return answer
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
         """A service, or a change of one. Known to each worker that is started from now on.
@@ -129,8 +137,7 @@ class Worker:
         """
         async with self._order_lock:
             self._config = replace(self._config, services=self._config.services | {spec["name"]: spec})
-            path = self._host.path_of(spec) if self._host is not None else None
-            order = {"op": "offer", "spec": spec, "host": path}
+            order = {"op": "offer", "spec": spec}
             is_checked = spec.get("options", {}).get("rank") == 0
             return await self._ask(order) if is_checked else await self._tell(order)
 
@@ -160,24 +167,31 @@ class Worker:
     async def _ask_with_room(
         self, service: str, order: dict[str, Any], waiting: Sequence[str], *, items: int | None = None
     ) -> dict[str, Any]:
-        """And once more when there is room in host memory for what is to be read first."""
+        """And again with room in host memory for what is to be read first, if there is."""
         async with self._order_lock:
             answer = await self._ask(order, items=items)
-        if answer.get("error") != HOST_FULL:
-            return answer
-        async with self.room(service, answer, waiting) as is_there:
-            if is_there:
-                async with self._order_lock:
-                    answer = await self._ask(order | {"host_bytes": answer["host_bytes"]}, items=items)
+        size = 0
+        while self._host is not None and answer.get("error") == HOST_FULL and answer["host_bytes"] != size:
+            size = answer["host_bytes"]
+            async with self._host.room((self.spec(service), size), waiting=waiting) as paths:
+                if paths is not None:
+                    async with self._order_lock:
+                        answer = await self._ask(order | {"room": (paths[0], size)}, items=items)
+        self._note_use(service, answer)
         return no_room(answer)
 
-    @asynccontextmanager
-    async def room(self, service: str, answer: Mapping[str, Any], waiting: Sequence[str]) -> AsyncIterator[bool]:
-        """Whether there is what `HOST_FULL` asked for. For whoever has no worker's turn: others are asked to let go."""
-        assert self._host is not None
-        rank = self._config.services[service].get("options", {}).get("rank", 0)
-        async with self._host.room(service, rank, answer["host_bytes"], waiting) as is_there:
-            yield is_there
+    def _note_use(self, service: str, answer: Mapping[str, Any]) -> None:
+        """What is used often stays in host memory."""
+        if self._host is not None and "error" not in answer:
+            self._host.note_use(service)
+
+    @property
+    def host(self) -> HostMemory | None:
+        """Memory that its weights share with those of other workers."""
+        return self._host
+
+    def spec(self, service: str) -> Mapping[str, Any]:
+        return self._config.services.get(service, {"name": service})
 
     def has(self, service: str) -> bool:
         """In host memory, by what was heard last."""
@@ -189,13 +203,13 @@ class Worker:
     def keeps(self, service: str) -> bool:
         return service in self._config.pinned
 
-    async def cool(self, service: str) -> dict[str, Any] | None:
+    async def cool(self, service: str) -> dict[str, Any]:
         """Out of host memory, for another worker; `arl_gpu.host_memory.Holder`."""
         try:
             async with self._order_lock:
                 return await self._tell({"op": "cool", "name": service})
         except WorkerDied:
-            return None
+            return dict(NOTHING)
 
     async def evict(self, name: str) -> dict[str, Any]:
         """Take it off the device."""
@@ -248,8 +262,6 @@ class Worker:
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 answer = checked(said, items=items)
             self._note(answer)
-            if self._host is not None and "service" in order:
-                self._host.note_use(order["service"])
             return answer
         except TimeoutError:
             await self.end()
@@ -307,9 +319,8 @@ class Worker:
         return self._process
 
     def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
-        paths = {name: self._host.path_of(spec) for name, spec in self._config.services.items()} if self._host else {}
         held = tuple(sorted(engine for engine, _ in self._holders))
-        config = replace(self._config, host=paths, held=held)
+        config = replace(self._config, shares_host=self._host is not None, held=held)
         argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
         env = passed_on(os.environ, devices=True) | ALLOCATOR
         env |= dict.fromkeys(THREADS, str(self._threads)) | {TOKENS_BESIDE: str(self._threads > 1).lower()}

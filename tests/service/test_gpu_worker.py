@@ -248,7 +248,7 @@ async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
     again = await other.score("a", [A])
     assert again.get("entries") == answers[0]["entries"], ("a worker that ended has nothing", again)
     await other.end()
-    host.empty()
+    await host.empty()
     assert (host.granted, host.written) == (0, 0)
     host.close()
 

@@ -43,7 +43,9 @@ class Member:
         assert self.turn.locked()
         return self.pid
 
-    async def score_part(self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part) -> Any:
+    async def score_part(
+        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part, **about: Any
+    ) -> Any:
         self.parts.append((service, part))
         answer = self.answers.pop(0) if self.answers else scored(items) | {"entries": [{"score": part.rank}]}
         try:
@@ -235,17 +237,22 @@ async def test_a_group_waits_for_an_engine_of_any_of_its_devices_which_takes_not
     await scoring.stop()
 
 
-def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> None:
+async def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> None:
     host = HostMemory()
+    paths: list[str] = []
+    other: list[str] = []
     files = ServiceFiles(
         name="a", kind="logprobs", package="a", directory=Path("/a"), max_tokens=1, options={"tensor_parallel": 2}
     )
-    paths = [host.path_of(files.spec_on(number)) for number in range(4)]
+    for first in (0, 2):
+        async with host.room(*((files.spec_on(first + rank), 1) for rank in range(2))) as found:
+            paths += found or ()
     assert (paths[0], paths[1]) == (paths[2], paths[3])
     assert paths[0] != paths[1]
-    other = [host.path_of({**files.spec_on(number), "since": 2.0}) for number in range(2)]
+    async with host.room(*(({**files.spec_on(number), "since": 2.0}, 1) for number in range(2))) as found:
+        other += found or ()
     host.close()
-    assert len(set(other)) == 2
+    assert len({*paths, *other}) == 4
 
 
 def test_parts_agree_where_they_are_of_one_registration_and_each_another_one() -> None:

@@ -46,6 +46,11 @@ class Weights(Kept):
         return bytes(own(self.size, self._pieces))
 
 
+def path_of(host: HostMemory, **about: int) -> str:
+    """Of an empty file for service `a`."""
+    return host._file({"name": "a", **about}).path
+
+
 def map_it_and_die(path: str, weights: Weights) -> None:
     """A process of its own does."""
     if not (child := os.fork()):
@@ -68,7 +73,7 @@ def host() -> Iterator[HostMemory]:
 @pytest.mark.parametrize("hold", [own, None], ids=["own", "shared"])
 def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostMemory, hold: Hold | None) -> None:
     weights = Weights("a", CHUNK + 4097 + 17)
-    content = weights.content if hold else kept_in(host.path_of({"name": "a"}), weights)
+    content = weights.content if hold else kept_in(path_of(host), weights)
     found = bytearray(weights.size)
     for offset, piece in weights._pieces():
         found[offset : offset + len(piece)] = piece
@@ -76,7 +81,7 @@ def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostM
 
 
 def test_workers_have_the_same_bytes_once_and_others_apart(host: HostMemory) -> None:
-    path = host.path_of({"name": "a"})
+    path = path_of(host)
     first, second = kept_in(path, Weights("a", CHUNK + 17)), kept_in(path, Weights("a", CHUNK + 17))
     first[0] ^= 255
     assert second[0] == first[0]
@@ -84,15 +89,14 @@ def test_workers_have_the_same_bytes_once_and_others_apart(host: HostMemory) -> 
     other = Weights("another model, as long", CHUNK + 17)
     assert kept_in(path, other) == other.whole
     assert second == Weights("a", CHUNK + 17).whole
-    assert host.path_of({"name": "a"}) == path
     changed = Weights("changed", 1000)
-    assert kept_in(host.path_of({"name": "a", "changed": 1}), changed) == changed.whole
+    assert kept_in(path_of(host, changed=1), changed) == changed.whole
     assert second == Weights("a", CHUNK + 17).whole
 
 
 @pytest.mark.parametrize("size", [1000, 9000])
 def test_what_another_worker_has_is_never_written_over(host: HostMemory, size: int) -> None:
-    path, before = host.path_of({"name": "a"}), Weights("a", 5000)
+    path, before = path_of(host), Weights("a", 5000)
     theirs = kept_in(path, before)
     replaced = Weights("the files were replaced meanwhile", size)
     assert kept_in(path, replaced) == replaced.whole
@@ -100,14 +104,14 @@ def test_what_another_worker_has_is_never_written_over(host: HostMemory, size: i
 
 
 def test_what_a_worker_that_died_left_unfinished_is_written_anew(host: HostMemory) -> None:
-    path = host.path_of({"name": "a"})
+    path = path_of(host)
     for left in (b"half", b"of a larger model that was here" * 1000):
         Path(path).write_bytes(left)
         assert kept_in(path, weights := Weights("a", 5000)) == weights.whole
 
 
 def test_what_could_not_be_read_leaves_nothing_that_is_taken_for_it(host: HostMemory) -> None:
-    path, broken = host.path_of({"name": "a"}), Weights("a", 5000)
+    path, broken = path_of(host), Weights("a", 5000)
     broken.breaks_at = 1
     with pytest.raises(OSError, match="can't be read"):
         kept_in(path, broken)
@@ -143,14 +147,14 @@ class Worker:
 
     async def load(self, name: str, *, breaks: bool = False) -> bool:
         """Whether there was room."""
-        path, weights = self.host.path_of({"name": name}), Weights(name, SIZES[name])
+        weights = Weights(name, SIZES[name])
         weights.breaks_at = 1 if breaks else None
-        async with self.host.room(name, 0, SIZES[name]) as is_there:
-            if is_there:
+        async with self.host.room(({"name": name}, SIZES[name])) as paths:
+            if paths is not None:
                 await asyncio.sleep(0)
-                self.mapped[name] = kept_in(path, weights)
+                self.mapped[name] = kept_in(paths[0], weights)
                 self.host.note_use(name)
-        return is_there
+        return paths is not None
 
 
 async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMemory) -> None:
@@ -190,11 +194,47 @@ async def test_what_is_pinned_or_in_use_stays_and_then_there_is_no_room(host: Ho
     assert (one.mapped.keys(), host.granted) == ({"a"}, 90_000)
 
 
-async def test_two_that_read_at_once_do_not_both_get_the_last_room(host: HostMemory) -> None:
+async def test_of_two_that_read_at_once_and_have_no_room_together_one_waits_for_the_other(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
-    assert sorted(await asyncio.gather(one.load("c"), other.load("b"))) == [False, True]
-    assert await other.load("b"), "the first one let go of its own, once it was read"
-    assert host.written <= BUDGET
+    assert await asyncio.gather(one.load("c"), other.load("b"), other.load("f")) == [True, True, True]
+    assert len({*one.mapped, *other.mapped} & {"c", "b", "f"}) == 2
+    assert host.written == host.granted <= BUDGET
+
+
+async def test_what_two_read_at_once_is_written_once(host: HostMemory) -> None:
+    one, other = Worker(host), Worker(host)
+    assert await asyncio.gather(one.load("d"), other.load("d")) == [True, True]
+    one.mapped["d"][0] ^= 255
+    assert one.mapped["d"] == other.mapped["d"]
+
+
+async def test_parts_get_their_room_together_or_wait_without_any(host: HostMemory) -> None:
+    Worker(host)
+
+    async def read_both_parts(name: str) -> None:
+        specs = [{"name": name, "options": {"tensor_parallel": 2, "rank": rank}} for rank in (0, 1)]
+        async with host.room(*((spec, 40_000) for spec in specs)) as paths:
+            assert paths is not None
+            await asyncio.sleep(0)
+            assert host.granted == 80_000
+
+    await asyncio.gather(*map(read_both_parts, "abcd"))
+    assert host.granted == 0
+
+
+async def test_what_was_registered_anew_counts_as_long_as_somebody_has_what_it_was(host: HostMemory) -> None:
+    one, new = Worker(host), {"name": "c", "registered_at": 2.0}
+    assert await one.load("c")
+    async with host.room((new, SIZES["c"])) as paths:
+        assert paths is None
+    async with host.room((new, 30_000)) as paths:
+        assert paths is not None
+        before, content = Weights("c", SIZES["c"]).whole, kept_in(paths[0], weights := Weights("new", 30_000))
+        assert (one.mapped["c"], content) == (before, weights.whole)
+    assert host.granted == 90_000
+    one.mapped.clear()
+    async with host.room((new, SIZES["c"])) as paths:
+        assert paths is not None, "of what it was, nobody has anything now"
 
 
 async def test_room_for_what_was_not_read_is_free_again(host: HostMemory) -> None:
@@ -206,9 +246,9 @@ async def test_room_for_what_was_not_read_is_free_again(host: HostMemory) -> Non
 
 
 async def test_what_was_mapped_by_a_process_that_was_killed_is_nobodys(host: HostMemory) -> None:
-    path = host.path_of({"name": "a"})
-    async with host.room("a", 0, SIZES["a"]):
-        map_it_and_die(path, Weights("a", SIZES["a"]))
+    async with host.room(({"name": "a"}, SIZES["a"])) as paths:
+        assert paths is not None
+        map_it_and_die(paths[0], Weights("a", SIZES["a"]))
         assert host.written == SIZES["a"]
     assert (host.granted, host.written) == (0, 0)
 
@@ -236,6 +276,6 @@ async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebo
     await asyncio.gather(*map(read_some, workers))
     for worker in workers:
         worker.mapped.clear()
-    host.empty()
+    await host.empty()
     assert (host.granted, host.written) == (0, 0)
     host.close()

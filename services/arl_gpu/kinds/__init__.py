@@ -7,20 +7,25 @@ from typing import Any
 from arl_gpu.kept import Hold, own
 from arl_gpu.kinds.model import Model
 
-__all__ = ["check_split", "load"]
+__all__ = ["check_split", "load", "make"]
 
 
 def load(spec: Mapping[str, Any], hold: Hold = own) -> Model:
-    """Reads its weights into host memory, where `hold` says. Raises `LookupError` for a kind that there is not.
+    """With its weights in host memory, where `hold` says. Raises what `make` raises."""
+    model = make(spec)
+    model.weights.keep(hold)
+    return model
+
+
+def make(spec: Mapping[str, Any]) -> Model:
+    """Its weights are kept nowhere yet. Raises `LookupError` for a kind that there is not.
 
     `directory` is where its files are, `options` is what its kind takes beside them.
     """
     make = MAKERS.get(spec["kind"])
     if make is None:
         raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
-    model = make(Path(spec["directory"]), spec.get("options", {}))
-    model.weights.keep(hold)
-    return model
+    return make(Path(spec["directory"]), spec.get("options", {}))
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
