@@ -22,7 +22,8 @@ __all__ = ["GRACE_S", "Found", "Groups", "Member", "groups_of"]
 
 GRACE_S = 5.0
 """For the others to notice that one of them is gone, where their sums are not made over sockets, which tell at once."""
-BY_OTHERS = ("peer_gone", "peer_not_ready")
+PEER_NOT_READY = "peer_not_ready"
+BY_OTHERS = ("peer_gone", PEER_NOT_READY)
 """What a worker answers where the fault is another one's."""
 ADDED = ("forward_cpu_s", "model_cpu_s")
 NO_SPLITS: Mapping[str, int] = {}
@@ -182,7 +183,7 @@ class Groups:
                 for rank, (number, worker) in enumerate(zip(numbers, workers, strict=True))
             ]
             found = _joined(numbers, await self._ended(parts))
-            if "error" in found.answer:
+            if not _meets_still(found):
                 self._adjourn(numbers)
             return found
 
@@ -236,6 +237,12 @@ def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]
     if failed:
         return Found(next((each for each in failed if each["error"] not in BY_OTHERS), failed[0]), heard)
     return Found(_added([*heard.values()]), heard)
+
+
+def _meets_still(found: Found) -> bool:
+    """Also where its workers agreed that not all of them can begin yet."""
+    errors = {heard["error"] for heard in found.heard.values() if "error" in heard}
+    return not found.died and errors <= {HOST_FULL, PEER_NOT_READY}
 
 
 def _asking(found: Found, sizes: Mapping[int, int]) -> dict[int, int]:

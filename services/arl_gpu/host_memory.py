@@ -2,7 +2,7 @@
 
 The manager makes and holds them, a worker opens them by their paths below the manager's `/proc/PID/fd` and fills them.
 They end with the manager, whatever becomes of the workers. The manager knows how much of the host they take in all:
-before a worker reads a model it asks for room, and others let go of what is worth least.
+before a worker fills one it asks for room, and others let go of what is worth least.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A model's weights in host memory, in one piece: this process's own, or a file that all workers of a node map.
 
-They are copied there tensor by tensor from wherever they are read, so that nothing of them is in memory twice.
+They are copied there tensor by tensor from where they are read: of mapped files nothing is in memory twice.
 """
 
 import fcntl
