@@ -22,10 +22,10 @@ def make(spec: Mapping[str, Any]) -> Model:
 
     `directory` is where its files are, `options` is what its kind takes beside them.
     """
-    make = MAKERS.get(spec["kind"])
-    if make is None:
+    maker = MAKERS.get(spec["kind"])
+    if maker is None:
         raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
-    return make(Path(spec["directory"]), spec.get("options", {}))
+    return maker(Path(spec["directory"]), spec.get("options", {}))
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
