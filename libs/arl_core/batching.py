@@ -6,7 +6,10 @@ Costs and lengths are in tokens.
 from collections import deque
 from collections.abc import Sequence
 
-__all__ = ["buckets", "next_batch", "padding"]
+__all__ = ["buckets", "next_batch", "next_budget", "padding"]
+
+GROWTH = 2
+"""Times the budget before: one batch whose cost was a poor guess costs no more than that."""
 
 
 def next_batch(waiting: Sequence[Sequence[int]], *, budget: int) -> list[int]:
@@ -29,6 +32,18 @@ def next_batch(waiting: Sequence[Sequence[int]], *, budget: int) -> list[int]:
         taken[action] += 1
         turns.append(action)
     return taken
+
+
+def next_budget(budget: int, cost: int, took_s: float, *, wanted_s: float, least: int, most: int) -> int:
+    """Of the next batch, so that it takes about `wanted_s`: what is said around a batch is then little beside it.
+
+    `cost` and `took_s`: of a batch that was computed. One that was far below its budget says nothing of larger ones,
+    since what each batch takes, whatever is in it, is most of its time.
+    """
+    if took_s < wanted_s and GROWTH * cost < budget:
+        return budget
+    fitting = cost * wanted_s / took_s if took_s > 0 else most
+    return int(max(least, min(most, GROWTH * budget, fitting)))
 
 
 def buckets(

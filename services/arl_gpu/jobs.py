@@ -19,6 +19,8 @@ SPECIAL = 2
 """Tokens around every text."""
 MAX_TOKENS = 256
 """Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
+TOP_OF_A_TOKEN = 16
+"""Likeliest tokens of a position that count as one to compute: an answer has each of them, with its log-probability."""
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 """No text in Postgres has one of these."""
@@ -92,11 +94,12 @@ def job_of(row: Row, longest: Mapping[str, int | None]) -> Job:
 
 
 def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
-    """Of all that a forward may read of it."""
+    """Of all that a forward may read of it, and say of it."""
     texts = [item["text"]] if "text" in item else []
     texts += [item[name] for name in ("reference", "prompt") if name in item]
     texts += [message["content"] for message in item.get("messages", ())]
-    return max(1, sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ()))))
+    tokens = sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ())))
+    return max(1, tokens + tokens * item.get("top_logprobs", 0) // TOP_OF_A_TOKEN)
 
 
 def cost_of(text: str, most: int = MAX_TOKENS) -> int:

@@ -72,6 +72,7 @@ class Manager:
             failed=self._fail,
             turns=Turns(
                 batch_tokens=settings.batch_tokens,
+                batch_s=settings.batch_s,
                 begun_tokens=settings.begun_tokens,
                 swap_wait_s=settings.swap_wait_s,
             ),

@@ -208,13 +208,13 @@ class Scoring:
             resident=self._on_all(device, lambda each: each.services_in(Residence.RESIDENT)),
             restoring=self._on_all(device, lambda each: each.there),
             fitting=None if device.fitting is None else self._on_all(device, lambda each: each.fitting),
-            elsewhere={
+            elsewhere=Counter(
                 name
                 for other in self._devices
                 if other is not device
                 for name in other.holds
                 if other.number not in self._groups.members(name, number)
-            },
+            ),
         )
 
     def _resident_on(self, numbers: Sequence[int]) -> set[str]:
@@ -292,10 +292,13 @@ class Scoring:
             return
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
         was_busy = self._is_busy(device, batch)
+        begun = time.monotonic()
         answer = await self._answer(device, service, items)
+        took_s = time.monotonic() - begun
         if answer.get("error") == "no_room" and (was_busy or self._is_busy(device, batch)):
             device.parked.append(batch)
         elif "error" not in answer:
+            self._jobs.took(batch, took_s - (answer["restore_s"] or 0.0))
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1
             self.scored[service] += len(items)

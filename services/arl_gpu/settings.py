@@ -108,7 +108,10 @@ class GpuSettings(ManagerSettings):
     swap_wait_s: float = Field(
         default=1.5, ge=0, description="How long services that are on a device go before one that is not"
     )
-    batch_tokens: int = Field(default=2048, ge=16, description="The most that goes to the device at once")
+    batch_tokens: int = Field(default=2048, ge=16, description="What goes to the device at once, if so much waits")
+    batch_s: float = Field(
+        default=0.05, ge=0, description="More goes there at once where a device computes it within this time"
+    )
     begun_tokens: int = Field(
         default=131_072, ge=16, description="Left of actions that began; the time of a larger one that waits stands"
     )

@@ -1,10 +1,10 @@
 """Whose items go to which device next. Knows no device, and the time only as it is told."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from arl_core.batching import next_batch
+from arl_core.batching import next_batch, next_budget
 from arl_core.fence import Fence
 from arl_gpu.jobs import Job
 
@@ -41,8 +41,8 @@ class Place:
     """Services that are on it."""
     restoring: Collection[str] = ()
     """Services that are on their way there."""
-    elsewhere: Collection[str] = ()
-    """Services that another device holds or is being given."""
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """How many other devices hold a service or are being given it, where any does."""
     fitting: Collection[str] | None = None
     """Services for which there is room without an eviction; None for all."""
     closed: Collection[str] = ()
@@ -66,13 +66,19 @@ class Turns:
     all that waits for it has together waited `PATIENCE` times as long. A service that was restored keeps the device
     until all that waited for it by then was in a batch.
 
-    Beside that whoever was served goes behind all others. An action that is no larger than a batch may begin at once.
+    A batch has `batch_tokens`, or more of a service that computes more within `batch_s`, where that is not more than
+    the device's part of what waits for it.
+
+    Beside that whoever was served goes behind all others. An action of at most `batch_tokens` may begin at once.
     Larger ones of a service begin in their order, while what is left of all that began is at most `begun_tokens`, or
     alone: the time of one that waits does not run.
     """
 
-    def __init__(self, *, batch_tokens: int, begun_tokens: int, swap_wait_s: float = 0.0) -> None:
+    def __init__(self, *, batch_tokens: int, begun_tokens: int, swap_wait_s: float = 0.0, batch_s: float = 0.0) -> None:
         self._batch_tokens, self._begun_tokens, self._swap_wait_s = batch_tokens, begun_tokens, swap_wait_s
+        self._batch_s = batch_s
+        self._budgets: dict[str, int] = {}
+        """Tokens of a batch, by service, of those that computed one."""
         self._jobs: dict[Fence, Job] = {}
         """The one that has waited the longest first."""
         self._turns: dict[int, _Turn] = {}
@@ -110,7 +116,9 @@ class Turns:
         if service is None:
             return []
         jobs = queue[service]
-        counts = next_batch([job.left for job in jobs], budget=self._batch_tokens)
+        share = -(-_left(jobs) // (1 + place.elsewhere.get(service, 0)))
+        budget = max(self._batch_tokens, min(self._budget(service), share))
+        counts = next_batch([job.left for job in jobs], budget=budget)
         parts = [Part(job, job.given, job.given + count) for job, count in zip(jobs, counts, strict=True) if count]
         if not parts:
             raise RuntimeError("jobs wait of which nothing is left")
@@ -119,6 +127,24 @@ class Turns:
             self._jobs[job.fence] = self._jobs.pop(job.fence)
         self._served_at[service] = now
         return parts
+
+    def took(self, batch: Batch, seconds: float) -> None:
+        """To compute it, from the order to the answer, without what it waited for its service's restore."""
+        if not batch:
+            return
+        service = batch[0].job.service
+        cost = sum(sum(job.costs[start:stop]) for job, start, stop in batch)
+        self._budgets[service] = next_budget(
+            self._budget(service),
+            cost,
+            seconds,
+            wanted_s=self._batch_s,
+            least=self._batch_tokens,
+            most=max(self._batch_tokens, self._begun_tokens),
+        )
+
+    def _budget(self, service: str) -> int:
+        return self._budgets.get(service, self._batch_tokens)
 
     def waiting(self, place: Place, *, now: float = 0.0) -> list[str]:
         """Services with work for this device now, the one whose oldest action has waited the longest first."""
@@ -172,7 +198,7 @@ class Turns:
             return True
         jobs = queue[service]
         # A second copy of a service is worth its restore where there is much to do, or nobody came to do it.
-        is_little = sum(sum(j.left) for j in jobs) < REPLICA_BATCHES * self._batch_tokens
+        is_little = _left(jobs) < REPLICA_BATCHES * self._budget(service)
         if service in place.elsewhere and is_little and now < self._due_at(jobs):
             return False
         if place.fitting is None or service in place.fitting or self._someone_rests(service, queue, place, now):
@@ -200,7 +226,7 @@ class Turns:
 
     def _ready(self) -> list[Job]:
         """Those that have begun or may begin, and of which something is left."""
-        left = sum(sum(job.left) for job in self if job.has_begun)
+        left = _left(job for job in self if job.has_begun)
         found, is_full = [], False
         for job in self:
             if not job.has_begun and (cost := sum(job.costs)) > self._batch_tokens:
@@ -211,6 +237,11 @@ class Turns:
             if job.given < len(job.items):
                 found.append(job)
         return found
+
+
+def _left(jobs: Iterable[Job]) -> int:
+    """Tokens that no batch has had yet."""
+    return sum(sum(job.left) for job in jobs)
 
 
 def _by_service(ready: Sequence[Job]) -> _Queue:

@@ -160,6 +160,29 @@ def test_tied_weights_are_there_once(teacher: Path) -> None:
     assert 4 * parameters <= len(content) < 4 * parameters + 8192
 
 
+def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_never_fits_is_its_own_error(
+    teacher: Path,
+) -> None:
+    items = [{"token_ids": ids} for ids in TOKENS]
+    whole, model = scored(model_of("logprobs", teacher), items), model_of("logprobs", teacher)
+    forward, passes = model.weights, list[int]()
+
+    def with_room_for_six(content: Any, **arguments: Any) -> Any:
+        passes.append(arguments["input_ids"].numel())
+        if passes[-1] > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(content, **arguments)  # type: ignore[operator]
+
+    model.weights = with_room_for_six  # type: ignore[misc, assignment]
+    found = model.score(items, forward.content).entries
+    assert [each.get("score") for each in found] == pytest.approx(
+        [None if len(ids) > 6 else entry["score"] for ids, entry in zip(TOKENS, whole, strict=True)], abs=TOLERANCE
+    )
+    assert [each["error"]["code"] for each in found if "error" in each] == ["out_of_memory"]
+    assert "7 tokens" in found[2]["error"]["message"]
+    assert sum(tokens > 6 for tokens in passes) < len(passes)
+
+
 @pytest.mark.parametrize(("ids", "code"), [([5], "too_short"), ([5] * 40, "too_long"), ([5, 64], "token_unknown")])
 def test_tokens_that_have_no_probabilities_are_an_error(teacher: Path, ids: list[int], code: str) -> None:
     bad, good = scored(model_of("logprobs", teacher), [{"token_ids": ids}, {"token_ids": TOKENS[0]}])

@@ -69,3 +69,31 @@ async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s(
     assert (ends[jobs[0].fence].reason, ends[jobs[1].fence].outcome) == ("worker_died", "ok")
     assert [item["text"] for item in [*first, *second]] == ["a", "b"]
     await scoring.stop()
+
+
+async def test_what_is_computed_quickly_goes_to_the_device_in_larger_batches() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    worker = ScriptedWorker()
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=3600.0), GpuMetrics(Metrics())
+    scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    items = [{"text": "a", "reference": "b"}] * 70
+    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 70))
+    assert [len(await worker.answer_next()) for _ in range(3)] == [10, 20, 40]
+    assert (await asyncio.wait_for(reports.get(), 5)).outcome == "ok"
+    await scoring.stop()
+
+
+async def test_what_a_batch_waited_for_its_service_s_restore_is_not_how_long_it_takes() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    worker = ScriptedWorker()
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=1e-9), GpuMetrics(Metrics())
+    scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    items = [{"text": "a", "reference": "b"}] * 30
+    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 30))
+    first, answer = await worker.next_order()
+    answer.set_result(scored(first) | {"restore_s": 3600.0})
+    assert len(await worker.answer_next()) == 20
+    await asyncio.wait_for(reports.get(), 5)
+    await scoring.stop()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Job
-from arl_gpu.turns import Batch, Place, Turns
+from arl_gpu.turns import Batch, Part, Place, Turns
 
 HERE = Place()
 COSTS = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size=1, max_size=8)
@@ -142,7 +142,7 @@ class TestSwaps:
         assert self.served(self.turns((5.0, "away")), 5.0) == ["away"]
 
     def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
-        turns, place = self.turns((1.0, "away"), (1.0, "here")), Place(elsewhere=("away", "here"))
+        turns, place = self.turns((1.0, "away"), (1.0, "here")), Place(elsewhere={"away": 1, "here": 1})
         assert turns.next_batch(place, now=5.9) == []
         turns.add(a_job([10] * 3, "here"), now=5.9)
         assert turns.next_batch(place, now=5.9)[0].job.service == "here"
@@ -151,7 +151,7 @@ class TestSwaps:
 def test_what_another_device_holds_is_brought_here_once_it_has_waited_for_long_enough() -> None:
     turns = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=5.0)
     turns.add(a_job([10]), now=0.0)
-    place = Place(elsewhere={"minilm"})
+    place = Place(elsewhere={"minilm": 1})
     assert not turns.next_batch(place, now=4.9)
     assert turns.next_batch(place, now=5.0)
 
@@ -186,3 +186,69 @@ def test_a_split_service_is_not_brought_where_one_that_is_in_use_on_another_devi
     assert turns.next_batch(leads, now=0.1) == []
     assert turns.next_look(leads, now=0.1) == 1.0
     assert [job for job, _, _ in turns.next_batch(leads, now=1.0)] == [waits]
+
+
+class TestBatchesByTime:
+    """A batch is as large as what a device computes within 0.1 s, and never below what it may have at once anyway."""
+
+    def turns(self, *jobs: Job, begun_tokens: int = 10_000) -> Turns:
+        turns = Turns(batch_tokens=10, begun_tokens=begun_tokens, batch_s=0.1)
+        for job in jobs:
+            turns.add(job)
+        return turns
+
+    def sizes(self, turns: Turns, tokens_per_s: float, count: int = 12) -> list[int]:
+        found = []
+        for _ in range(count):
+            batch = turns.next_batch(HERE)
+            tokens = sum(sum(job.costs[start:stop]) for job, start, stop in batch)
+            computed(turns, batch)
+            turns.took(batch, tokens / tokens_per_s)
+            found.append(tokens)
+        return found
+
+    def test_it_grows_to_what_a_fast_device_computes_in_that_time_and_shrinks_with_it(self) -> None:
+        turns = self.turns(a_job([1] * 5000))
+        assert self.sizes(turns, 3200, 8) == [10, 20, 40, 80, 160, 320, 320, 320]
+        assert self.sizes(turns, 800, 2) == [320, 80]
+
+    def test_on_a_slow_device_it_stays_as_it_is(self) -> None:
+        assert self.sizes(self.turns(a_job([1] * 100)), 20, 3) == [10, 10, 10]
+
+    def test_it_is_never_more_than_may_be_begun(self) -> None:
+        assert self.sizes(self.turns(a_job([1] * 1000), begun_tokens=50), 1e9, 5) == [10, 20, 40, 50, 50]
+
+    def test_a_batch_with_little_in_it_says_nothing_of_one_with_much(self) -> None:
+        turns = self.turns(a_job([1] * 5000))
+        self.sizes(turns, 3200, 8)
+        alone = [Part(a_job([1]), 0, 1)]
+        turns.took(alone, 0.09)
+        assert self.sizes(turns, 3200, 1) == [320]
+        turns.took(alone, 0.11)
+        assert self.sizes(turns, 3200, 1) == [10], "so much for one token is too much for any more"
+
+    def test_each_service_has_its_own(self) -> None:
+        turns = self.turns(a_job([1] * 70), a_job([1] * 70, "other"))
+        assert [self.sizes(turns, 1e9, 1) for _ in range(4)] == [[10], [10], [20], [20]]
+
+    def test_a_device_leaves_others_that_hold_the_service_their_parts_of_what_waits(self) -> None:
+        turns = self.turns(a_job([1] * 5000))
+        self.sizes(turns, 3200, 8)
+        self.instead(turns, a_job([1] * 90))
+        parts = [turns.next_batch(Place(number=at, elsewhere={"minilm": 2}))[0].items for at in range(3)]
+        assert parts == [30, 20, 14]
+
+    def instead(self, turns: Turns, job: Job) -> None:
+        """Of all that waits."""
+        for each in [*turns]:
+            turns.remove(each.fence)
+        turns.add(job)
+
+    def test_a_second_copy_is_made_where_there_is_work_for_several_of_its_batches(self) -> None:
+        turns = Turns(batch_tokens=10, begun_tokens=10_000, swap_wait_s=60.0, batch_s=0.1)
+        turns.add(a_job([1] * 5000))
+        self.sizes(turns, 3200, 8)
+        elsewhere = Place(number=1, elsewhere={"minilm": 1}, fitting=())
+        assert turns.next_batch(elsewhere)
+        self.instead(turns, a_job([1] * (4 * 320 - 1)))
+        assert not turns.next_batch(elsewhere)

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arl_core.batching import buckets, padding
+from arl_core.batching import padding
 from arl_gpu.encoders.bert import encode_numpy, encode_torch, has_torch, read_config
 from arl_gpu.encoders.tokens import Tokens, WordPieces
 from arl_gpu.encoders.weights import FlatWeights, read_weights
 from arl_gpu.kinds.model import Entry, Scored, failed
+from arl_gpu.passes import Passes
 
 __all__ = ["Encoded", "Encoder", "empty"]
 
-BUCKET_TOKENS = 1024
-"""More of them no longer make a pass cheaper by the token, on a CPU."""
-PASS_TOKENS = 24
-"""Reading all weights once takes as long as computing so many tokens: 8 ms, on a core that needs 0.33 for each."""
+CPU_TOKENS = 1024
+"""In a pass: more of them no longer make it cheaper by the token."""
+BYTES = 4
+"""Of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Encoder:
         self.pieces = WordPieces(directory)
         self._encode, self.backend = (encode_torch, "torch") if has_torch() else (encode_numpy, "numpy")
         self.weights: FlatWeights = read_weights(directory / "model.safetensors", *further)
+        self._passes = Passes(cpu_tokens=CPU_TOKENS, parameters=self.weights.size // BYTES)
 
     def encode(self, given: Sequence[str], content: Any) -> Encoded:
         """A text that is there several times is encoded once; equal ones in another company may differ by 1e-6."""
@@ -50,21 +52,16 @@ class Encoder:
         tokens = dict(zip(texts, self.pieces.split(texts), strict=True))
         wanted = [text for text in texts if not tokens[text].is_empty]
         lengths = [len(tokens[text].ids) for text in wanted]
-        grouped = buckets(lengths, max_tokens=BUCKET_TOKENS, pass_tokens=PASS_TOKENS)
+        grouped = self._passes.grouped(lengths, content)
         begun, cpu = time.monotonic(), time.process_time()
-        vectors = self._vectors(wanted, tokens, grouped, content)
+        arrays = self.weights.arrays(content)
+
+        def encoded(group: Sequence[int]) -> Any:
+            return self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
+
+        vectors = {wanted[at]: each for at, each in self._passes.computed(grouped, lengths, encoded).items()}
         took, used = time.monotonic() - begun, time.process_time() - cpu
         return Encoded(tokens, vectors, sum(lengths), padding(lengths, grouped), used, took)
-
-    def _vectors(
-        self, wanted: Sequence[str], tokens: dict[str, Tokens], grouped: Sequence[Sequence[int]], content: Any
-    ) -> dict[str, Any]:
-        arrays = self.weights.arrays(content)
-        found: dict[str, Any] = {}
-        for group in grouped:
-            names = [wanted[at] for at in group]
-            found |= zip(names, self._encode(arrays, [tokens[name].ids for name in names], self.config), strict=True)
-        return found
 
 
 def empty(name: str, why: str) -> Entry:

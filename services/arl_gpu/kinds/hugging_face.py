@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from arl_core.batching import buckets, padding
+from arl_core.batching import padding
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Entry, Item, Scored, failed
+from arl_gpu.passes import MAX_PADDING, Passes
 from arl_gpu.services import NotSplit, longest, made_of
 
 __all__ = ["Classifier", "LogProbs", "check"]
 
-BUCKET_TOKENS = 2048
-PASS_TOKENS = 24
+CPU_TOKENS = 2048
+"""In a pass."""
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 MOST_OF_ALL = 1 << 18
 """Likeliest tokens in one entry."""
@@ -54,8 +55,11 @@ class _HuggingFace:
         self._directory, self._config = directory, module.config
         self._max_tokens = int(options.get("max_tokens") or longest(module.config.to_dict()))
         self._vocabulary = int(module.config.get_text_config().vocab_size)
+        # Before it is split: ranks have parts of different sizes, and must make the same passes.
+        parameters = sum(parameter.numel() for parameter in module.parameters())
         if (size := int(options.get("tensor_parallel") or 1)) > 1:
             _split(module, rank=options["rank"], size=size)
+        self._passes = Passes(cpu_tokens=CPU_TOKENS, parameters=parameters, is_part=size > 1)
         self.weights = FlatModule(module)
 
     def score(self, items: Sequence[Item], content: Any) -> Scored:
@@ -63,11 +67,16 @@ class _HuggingFace:
         reads = [self._read(item) for item in items]
         wanted = [read for read in reads if isinstance(read, _Read)]
         lengths = [len(read.ids) for read in wanted]
-        grouped = self._grouped(lengths)
+        grouped = self._grouped(lengths, content)
         begun, cpu = time.monotonic(), time.process_time()
-        found: dict[int, Entry] = {}
-        for group in grouped:
-            found |= zip(group, self._entries([wanted[at] for at in group], content), strict=True)
+
+        def entries_of(group: Sequence[int]) -> Iterator[Entry]:
+            return self._entries([wanted[at] for at in group], content)
+
+        def too_large(at: int) -> Entry:
+            return failed("out_of_memory", f"{lengths[at]} tokens take more memory than the device has beside weights")
+
+        found = self._passes.computed(grouped, lengths, entries_of, alone=too_large)
         took, used = time.monotonic() - begun, time.process_time() - cpu
         computed = iter(found[at] for at in range(len(wanted)))
         entries = [next(computed) if isinstance(read, _Read) else read for read in reads]
@@ -88,11 +97,9 @@ class _HuggingFace:
         pad: int | None = self._config.pad_token_id
         return pad
 
-    def _grouped(self, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
+    def _grouped(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
         """A model that knows no padding gets texts of one length at a time."""
-        if self._pad is not None:
-            return buckets(lengths, max_tokens=BUCKET_TOKENS, pass_tokens=PASS_TOKENS)
-        return [[at for at, each in enumerate(lengths) if each == length] for length in sorted(set(lengths))]
+        return self._passes.grouped(lengths, content, max_padding=MAX_PADDING if self._pad is not None else 0.0)
 
     def _logits(self, reads: Sequence[_Read], content: Any) -> Any:
         device = content.device if isinstance(content, torch.Tensor) else "cpu"
@@ -168,9 +175,9 @@ class Classifier(_HuggingFace):
         said = self._tokenizer(*given, truncation=True, max_length=self._max_tokens)
         return _Read(said["input_ids"], said.get("token_type_ids"), truncated=whole > len(said["input_ids"]))
 
-    def _grouped(self, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
+    def _grouped(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
         """transformers finds a causal model's last token by its padding, and without one it takes a row at a time."""
-        return super()._grouped(lengths) if self._pad is not None else [[at] for at in range(len(lengths))]
+        return super()._grouped(lengths, content) if self._pad is not None else [[at] for at in range(len(lengths))]
 
     def _read_messages(self, messages: Sequence[Mapping[str, str]]) -> "_Read | Entry":
         try:

@@ -1,0 +1,96 @@
+"""How many texts a model computes at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arl_gpu.passes import GPU_TOKENS, Passes
+
+MIB = 1 << 20
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+@dataclass
+class OnGpu:
+    is_cuda: bool = True
+
+
+class Memory:
+    """Has room for so many tokens with their padding."""
+
+    def __init__(self, lengths: Sequence[int], room: int) -> None:
+        self.lengths, self.room = lengths, room
+        self.passes: list[int] = []
+        self.failures = 0
+
+    def compute(self, group: Sequence[int]) -> list[int]:
+        tokens = len(group) * max(self.lengths[at] for at in group)
+        if tokens > self.room:
+            self.failures += 1
+            raise MemoryError
+        self.passes.append(tokens)
+        return [at * 10 for at in group]
+
+
+@given(LENGTHS, st.integers(1, 400))
+def test_whatever_memory_there_is_each_text_is_computed_once_or_said_to_be_too_large(
+    lengths: list[int], room: int
+) -> None:
+    passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory(lengths, room)
+    groups = passes.grouped(lengths, b"")
+    found = passes.computed(groups, lengths, memory.compute, alone=lambda at: -1)
+    assert found == {at: at * 10 if length <= room else -1 for at, length in enumerate(lengths)}
+
+
+def test_what_there_was_no_memory_for_is_not_tried_again() -> None:
+    lengths = [10] * 64
+    passes, memory = Passes(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
+    passes.computed(passes.grouped(lengths, b""), lengths, memory.compute)
+    assert (memory.passes, memory.failures) == ([80] * 8, 3)
+    memory.failures = 0
+    groups = passes.grouped(lengths, b"")
+    passes.computed(groups, lengths, memory.compute)
+    assert (max(map(len, groups)), memory.failures) == (8, 0)
+
+
+def test_a_text_that_alone_is_too_large_ends_its_batch_where_nobody_says_otherwise() -> None:
+    passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory([5, 50], 20)
+    with pytest.raises(MemoryError):
+        passes.computed([[0, 1]], [5, 50], memory.compute)
+
+
+def test_a_part_of_a_model_makes_the_passes_that_all_parts_make_or_none() -> None:
+    passes, memory = Passes(cpu_tokens=400, parameters=MIB, is_part=True), Memory([10] * 4, 20)
+    with pytest.raises(MemoryError):
+        passes.computed([[0, 1, 2, 3]], [10] * 4, memory.compute, alone=lambda at: -1)
+    assert passes.grouped([10] * 4, b"") == [[0, 1, 2, 3]]
+
+
+def test_other_errors_are_not_taken_for_too_little_memory() -> None:
+    def fails(group: Sequence[int]) -> list[int]:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        Passes(cpu_tokens=400, parameters=MIB).computed([[0, 1]], [1, 1], fails, alone=lambda at: -1)
+
+
+def test_on_a_gpu_a_small_model_s_passes_are_few_and_a_large_one_s_have_little_padding() -> None:
+    lengths = [16, 64, 256, 1024, 4000, 4096]
+    small, large = (Passes(cpu_tokens=1024, parameters=size) for size in (22 * MIB, 8 << 30))
+    assert large.grouped(lengths, OnGpu()) == [[0, 1], [2], [3], [4, 5]]
+    assert small.grouped(lengths, OnGpu()) == [[0, 1, 2, 3], [4, 5]]
+    assert len(small.grouped([128] * (GPU_TOKENS // 128), OnGpu())) == 1
+    assert len(small.grouped([128] * (GPU_TOKENS // 128), b"")) == 16
+
+
+@given(LENGTHS)
+def test_without_padding_all_texts_of_a_pass_have_one_length(lengths: list[int]) -> None:
+    passes = Passes(cpu_tokens=100, parameters=MIB)
+    groups = passes.grouped(lengths, b"", max_padding=0.0)
+    assert sorted(at for group in groups for at in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len({lengths[at] for at in group}) == 1
+        assert len(group) == 1 or sum(lengths[at] for at in group) <= 100
