@@ -119,8 +119,18 @@ class Groups:
     ) -> Found:
         """`waiting`: what a device is needed for next. Whatever became of a worker, the next call may find another."""
         numbers = self.members(service, leader)
-        if len(numbers) > 1:
-            return await self._score_with_room(service, numbers, items, waiting)
+        found = (
+            await self._score_with_room(service, numbers, items, waiting)
+            if len(numbers) > 1
+            else await self._score_alone(service, leader, items, waiting)
+        )
+        if found.died and (host := self._workers[leader].host) is not None:
+            await host.empty()
+        return found
+
+    async def _score_alone(
+        self, service: str, leader: int, items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
+    ) -> Found:
         try:
             answer = await self._workers[leader].score(service, items, waiting(leader))
         except WorkerDied as error:

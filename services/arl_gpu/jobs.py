@@ -99,7 +99,8 @@ def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
     texts += [item[name] for name in ("reference", "prompt") if name in item]
     texts += [message["content"] for message in item.get("messages", ())]
     tokens = sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ())))
-    return max(1, tokens + tokens * item.get("top_logprobs", 0) // TOP_OF_A_TOKEN)
+    top: int = item.get("top_logprobs", 0)
+    return max(1, tokens + tokens * top // TOP_OF_A_TOKEN)
 
 
 def cost_of(text: str, most: int = MAX_TOKENS) -> int:

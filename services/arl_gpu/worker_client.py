@@ -80,6 +80,8 @@ class Worker:
         self._states: Mapping[str, str] = {}
         if host is not None:
             host.join(self)
+        self._unsaid: Mapping[str, Any] = {}
+        """What came and went, by answers that nobody else was given."""
         self._holders: set[tuple[str, str]] = set()
         """Of engines, by the engine's name: the account of who uses them, which outlives a worker."""
 
@@ -149,7 +151,10 @@ class Worker:
             self._config = replace(self._config, services=services, pinned=pinned)
             if self._host is not None:
                 self._host.forget(name)
-            return await self._tell({"op": "forget", "name": name})
+            answer = await self._tell({"op": "forget", "name": name})
+        if self._host is not None:
+            await self._host.empty()
+        return answer
 
     async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
         """It stays on the device once it is there, whichever worker owns it."""
@@ -262,7 +267,7 @@ class Worker:
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 answer = checked(said, items=items)
             self._note(answer)
-            return answer
+            return self._with_unsaid(answer)
         except TimeoutError:
             await self.end()
             raise WorkerDied(f"it did not answer within {self._limit_s:g} s") from None
@@ -275,6 +280,15 @@ class Worker:
             # Its answer would be taken for that of the next order.
             await self.end()
             raise
+
+    def _with_unsaid(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """An order that is given again, with room, is one to whoever gave it; what came and went is said once."""
+        moves = {
+            name: self._unsaid[name] + each if name in self._unsaid else each for name, each in answer["moves"].items()
+        }
+        is_given_again = answer.get("error") == HOST_FULL
+        self._unsaid = moves if is_given_again else {}
+        return answer | {"moves": asdict(Moves()) if is_given_again else moves}
 
     def _note(self, answer: Mapping[str, Any]) -> None:
         """What is in memory; and what the next worker has to know, and can't ask all engines about."""

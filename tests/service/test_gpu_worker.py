@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from arl_gpu.groups import Groups
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.services import available
 from arl_gpu.worker import Config
@@ -250,6 +251,46 @@ async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
     await other.end()
     await host.empty()
     assert (host.granted, host.written) == (0, 0)
+    host.close()
+
+
+async def test_what_came_and_went_before_there_was_room_for_a_model_is_said_once() -> None:
+    script = """
+moves = {"restored_s": [0.5], "evicted": 1, "prefetched": 1, "failed": 0, "cooled": 0}
+figures |= {"moves": moves, "states": {}, "entries": [{"score": 1.0}]}
+read_blocking(channel)
+write_blocking(channel, figures | {"error": "host_full", "message": "", "host_bytes": 4096})
+while (order := read_blocking(channel)) is not None:
+    write_blocking(channel, figures)
+"""
+    host = HostMemory(8192)
+    command = (sys.executable, "-P", "-c", BEGIN + script)
+    worker = Worker(CONFIG, threads=1, limit_s=30.0, host=host, command=command)
+    first, second = await worker.score("a", [A]), await worker.score("a", [A])
+    await worker.end()
+    host.close()
+    assert (first["moves"]["restored_s"], first["moves"]["evicted"]) == ([0.5, 0.5], 2)
+    assert (second["moves"]["restored_s"], second["moves"]["evicted"]) == ([0.5], 1)
+
+
+@pytest.mark.slow
+async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -> None:
+    [files] = available(["minilm"])
+    config = Config(services={name: files.spec | {"name": name} for name in "ab"}, device_mib=128, copy_mib_per_s=None)
+    host = HostMemory()
+    worker = Worker(config, threads=1, limit_s=60.0, host=host)
+    for name in "ab":
+        await worker.restore(name)
+    both = host.written
+    await worker.forget("a")
+    assert both == 2 * host.written > 0
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    going = asyncio.create_task(Groups([worker]).score("b", 0, [A], lambda number: ()))
+    await asyncio.sleep(0)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert "worker_died" in (await going).answer["error"]
+    assert (host.written, host.granted) == (0, 0)
     host.close()
 
 

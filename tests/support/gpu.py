@@ -35,6 +35,8 @@ Items = Sequence[Item]
 class ScriptedWorker:
     """Answers `arl_gpu.scoring.Scorer`. A score is the length of its text; nothing ends before the test says so."""
 
+    host = None
+
     def __init__(self) -> None:
         self.offered: list[dict[str, Any]] = []
         self.dies_of_offers = False

@@ -31,6 +31,7 @@ class Member:
     """Answers `arl_gpu.groups.Member`. It does what the test says, once all of its group are there, as ranks do."""
 
     limit_s = 60.0
+    host = None
 
     def __init__(self, pid: int) -> None:
         self.turn, self.pid = asyncio.Lock(), pid

@@ -47,6 +47,8 @@ def score_of(service: str, text: str) -> int:
 class FailingWorker:
     """Answers `arl_gpu.scoring.Scorer` with a real residency; one in a dozen allocs, copies and forwards fails."""
 
+    host = None
+
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.residency = self.new()
