@@ -65,6 +65,8 @@ class Manager:
         self._late: set[Fence] = set()
         """Those that wait for what was registered."""
         metrics = metrics or Metrics()
+        metrics.on_scrape(self._show)
+        self._metrics = GpuMetrics(metrics)
         judging = Judging(settings.engines, workers, lambda: self.registry.judges)
         self.scoring = Scoring(
             workers,
@@ -76,7 +78,7 @@ class Manager:
                 begun_tokens=settings.begun_tokens,
                 swap_wait_s=settings.swap_wait_s,
             ),
-            metrics=GpuMetrics(metrics),
+            metrics=self._metrics,
             judging=judging,
             # Of CPU devices one that has not noticed reads its weights, and will.
             groups=Groups(
@@ -111,6 +113,9 @@ class Manager:
     @property
     def epoch(self) -> UUID:
         return self._grants.epoch
+
+    async def _show(self) -> None:
+        self._metrics.show_residency(self.scoring.states, used_bytes=self.scoring.used_bytes)
 
     async def start(self) -> None:
         """Register with the services that there are, then beat."""

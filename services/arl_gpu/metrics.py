@@ -57,7 +57,9 @@ class GpuMetrics:
         self.cooled.inc(moves["cooled"])
 
     def show_residency(self, states: Mapping[str, Residence], *, used_bytes: int) -> None:
+        """Of all services that there are; what was removed is in no state."""
         self._used.set(used_bytes)
+        self._residency.clear()
         for service, now in states.items():
             for state in Residence:
                 self._residency.labels(service, state.value).set(state is now)

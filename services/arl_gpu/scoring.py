@@ -317,7 +317,7 @@ class Scoring:
             self._lost(self._devices[number], message)
         if found.died:
             device.deaths += 1
-        self._show(found.answer.get("error", "ok"))
+        self.health = found.answer.get("error", "ok")
         return found.answer
 
     def _lost(self, device: _Device, message: str) -> None:
@@ -335,7 +335,6 @@ class Scoring:
         device.fitting = set(answer["fitting"]) if "fitting" in answer else None
         if answer["moves"]:
             self._metrics.observe_moves(answer["moves"])
-        self._metrics.show_residency(self.states, used_bytes=self.used_bytes)
 
     def _waiting(self, device: _Device) -> Sequence[str]:
         return self._jobs.waiting(self._place(device), now=time.monotonic())
@@ -349,10 +348,6 @@ class Scoring:
                 return
             if part.job.fence in self._jobs:
                 await self._run(device, [part])
-
-    def _show(self, health: str) -> None:
-        self.health = health
-        self._metrics.show_residency(self.states, used_bytes=self.used_bytes)
 
     def _take_in(self, batch: Batch, entries: Sequence[Entry], cpu_s: float) -> None:
         begin = 0
