@@ -9,7 +9,7 @@ from collections.abc import Sequence
 __all__ = ["buckets", "next_batch", "next_budget", "padding"]
 
 GROWTH = 2
-"""Times the budget before: one batch whose cost was a poor guess costs no more than that."""
+"""How many times as large a budget is after one batch at most: what is learnt of a cheap one may be wrong of others."""
 
 
 def next_batch(waiting: Sequence[Sequence[int]], *, budget: int) -> list[int]:
@@ -37,13 +37,14 @@ def next_batch(waiting: Sequence[Sequence[int]], *, budget: int) -> list[int]:
 def next_budget(budget: int, cost: int, took_s: float, *, wanted_s: float, least: int, most: int) -> int:
     """Of the next batch, so that it takes about `wanted_s`: what is said around a batch is then little beside it.
 
-    `cost` and `took_s`: of a batch that was computed. One that was far below its budget says nothing of larger ones,
-    since what each batch takes, whatever is in it, is most of its time.
+    `cost` and `took_s`: of a batch that was computed. One that was far below its budget says little of larger ones,
+    since what each batch takes, whatever is in it, is most of its time; too long, that may have been this once.
     """
-    if took_s < wanted_s and GROWTH * cost < budget:
-        return budget
-    fitting = cost * wanted_s / took_s if took_s > 0 else most
-    return int(max(least, min(most, GROWTH * budget, fitting)))
+    if GROWTH * cost < budget:
+        wanted = budget / GROWTH if took_s > wanted_s else budget
+    else:
+        wanted = min(GROWTH * budget, cost * wanted_s / took_s) if took_s > 0 else GROWTH * budget
+    return int(max(least, min(most, wanted)))
 
 
 def buckets(

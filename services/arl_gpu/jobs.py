@@ -19,8 +19,8 @@ SPECIAL = 2
 """Tokens around every text."""
 MAX_TOKENS = 256
 """Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
-TOP_OF_A_TOKEN = 16
-"""Likeliest tokens of a position that count as one to compute: an answer has each of them, with its log-probability."""
+SAID_OF_A_TOKEN = 16
+"""Log-probabilities of other tokens, each of which an answer has, that count as one token to compute."""
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 """No text in Postgres has one of these."""
@@ -99,8 +99,8 @@ def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
     texts += [item[name] for name in ("reference", "prompt") if name in item]
     texts += [message["content"] for message in item.get("messages", ())]
     tokens = sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ())))
-    top: int = item.get("top_logprobs", 0)
-    return max(1, tokens + tokens * top // TOP_OF_A_TOKEN)
+    said: int = tokens * item.get("top_logprobs", 0) + len(item.get("label_token_ids", ()))
+    return max(1, tokens + said // SAID_OF_A_TOKEN)
 
 
 def cost_of(text: str, most: int = MAX_TOKENS) -> int:

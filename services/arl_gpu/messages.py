@@ -16,7 +16,8 @@ HOST_FULL = "host_full"
 """The error of an order for which a service has to be read, with its `host_bytes`: given again with `room`, it is."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})
 FAILED = DONE | {"error", "message"}
-SCORED = DONE | {"entries", "texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s", "restore_s"}
+TIMES = frozenset({"forward_s", "forward_cpu_s", "model_s", "model_cpu_s", "restore_s"})
+SCORED = DONE | TIMES | {"entries", "texts", "tokens", "padding"}
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -16,11 +16,16 @@ MAX_PADDING = 0.15
 CPU_PASS_TOKENS = 24
 """Reading all weights once takes as long as computing so many tokens: 8 ms, on a core that needs 0.33 for each."""
 GPU_TOKENS = 16_384
-"""Several times what a large model needs to keep a GPU busy, and less memory than is left of 80 GB beside weights:
-logits of 150,000 words take 5."""
+"""Several times what a large model needs to keep a GPU busy."""
+GPU_OUTPUT_BYTES = 2 << 30
+"""Of what a pass finds: logits of 150,000 words for `GPU_TOKENS` are 5 GB, which small cards lack beside weights."""
 GPU_PASS_WORK = 1.5e12
 """Multiplications in the time that a pass takes, whatever is in it: 10 ms to start some 500 kernels from Python, on a
 GPU that does 1.5e14 a second in 16 bits. By arithmetic: no GPU has been asked."""
+GOOD_PASSES = 16
+"""As large as there was memory for lately, before larger ones are tried again: others may have had that memory."""
+OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""In messages of torch's errors that are of no class of their own."""
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -29,22 +34,27 @@ log = logging.getLogger(__name__)
 class Passes:
     """Of one model of so many parameters. `cpu_tokens`: more of them make none cheaper, on a CPU.
 
-    `is_part`: other ranks compute the rest of it, so all of them have to make the same passes whatever one finds.
+    `output_bytes`: of what is found for one token. `is_part`: other ranks compute the rest of the model, so all of them
+    have to make the same passes whatever one finds, and these are small on a GPU, too.
     """
 
-    def __init__(self, *, cpu_tokens: int, parameters: int, is_part: bool = False) -> None:
-        self._cpu_tokens, self._parameters, self._is_part = cpu_tokens, max(1, parameters), is_part
+    def __init__(self, *, cpu_tokens: int, parameters: int, output_bytes: int = 1, is_part: bool = False) -> None:
+        self._cpu_tokens, self._is_part = cpu_tokens, is_part
+        self._gpu_tokens = cpu_tokens if is_part else max(cpu_tokens, min(GPU_TOKENS, GPU_OUTPUT_BYTES // output_bytes))
+        self._gpu_pass_tokens = int(GPU_PASS_WORK / max(1, parameters))
         self._most = sys.maxsize
-        """Tokens, by what there was no memory for."""
+        """Tokens, by what there was no memory for lately."""
+        self._good = 0
+        """Passes since then that were nearly as large."""
+        self._longest = 0
+        """Tokens of a pass for which there was memory."""
 
     def grouped(self, lengths: Sequence[int], content: Any, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
         """Indices of texts of so many tokens, by passes. Without padding, of one length each."""
         on_gpu = bool(getattr(content, "is_cuda", False))
-        most = GPU_TOKENS if on_gpu else self._cpu_tokens
-        free = int(GPU_PASS_WORK / self._parameters) if on_gpu else CPU_PASS_TOKENS
-        return buckets(
-            lengths, max_tokens=min(most, self._most), max_padding=max_padding, pass_tokens=free if max_padding else 0
-        )
+        most = min(self._most, self._gpu_tokens if on_gpu else self._cpu_tokens)
+        free = self._gpu_pass_tokens if on_gpu else CPU_PASS_TOKENS
+        return buckets(lengths, max_tokens=most, max_padding=max_padding, pass_tokens=free if max_padding else 0)
 
     def computed(
         self,
@@ -56,32 +66,41 @@ class Passes:
     ) -> dict[int, T]:
         """What is found for each text of each group, by halves of it where there is no memory for the whole.
 
-        `alone`: in place of what is found for a text that there is no memory for by itself; without it that raises, as
-        all of it does where this is a part.
+        `alone`: in place of what is found for a text that there is no memory for by itself. Without it that raises, and
+        where there was memory for as much before, so that it is not the text's fault; and all of it does in a part.
         """
         found: dict[int, T] = {}
         pending = [list(group) for group in reversed(groups)]
         while pending:
             group = pending.pop()
-            padded = len(group) * max(lengths[at] for at in group)
+            padded = len(group) * (longest := max(lengths[at] for at in group))
             if len(group) > 1 and padded > self._most:
                 pending += _halves(group)
                 continue
-            answers = _tried(group, compute, must=self._is_part or (len(group) == 1 and alone is None))
+            is_final = len(group) == 1 and (alone is None or longest <= self._longest)
+            answers = _tried(group, compute, must=self._is_part or is_final)
             if answers is not None:
                 found |= zip(group, answers, strict=True)
+                self._went_well(padded)
             elif len(group) == 1 and alone is not None:
                 found[group[0]] = alone(group[0])
             else:
-                self._most = padded // 2
-                log.warning("too little memory for %d tokens at once; from now on %d, or one text", padded, self._most)
+                self._most, self._good = longest * -(-len(group) // 2), 0
+                log.warning("too little memory for %d tokens at once; now %d, or one text", padded, self._most)
                 pending += _halves(group)
         return found
+
+    def _went_well(self, padded: int) -> None:
+        self._longest = max(self._longest, padded)
+        if 2 * padded >= self._most:
+            self._good += 1
+        if self._good == GOOD_PASSES:
+            self._most, self._good = 2 * self._most, 0
 
 
 def _halves(group: list[int]) -> tuple[list[int], list[int]]:
     """The second one first: the last of what is pending is the next."""
-    middle = len(group) // 2
+    middle = -(-len(group) // 2)
     return group[middle:], group[:middle]
 
 
@@ -89,13 +108,14 @@ def _tried(group: Sequence[int], compute: Callable[[Sequence[int]], Iterable[T]]
     """None where there is too little memory. What was computed until then is let go with the error."""
     try:
         return list(compute(group))
-    except _out_of_memory():
-        if must:
+    except Exception as error:
+        if must or not _is_out_of_memory(error):
             raise
         return None
 
 
-def _out_of_memory() -> tuple[type[Exception], ...]:
-    """Torch's is another one, where it was imported."""
+def _is_out_of_memory(error: Exception) -> bool:
     torch = sys.modules.get("torch")
-    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in OUT_OF_MEMORY)

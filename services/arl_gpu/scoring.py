@@ -292,21 +292,19 @@ class Scoring:
             return
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
         was_busy = self._is_busy(device, batch)
-        begun = time.monotonic()
         answer = await self._answer(device, service, items)
-        took_s = time.monotonic() - begun
         if answer.get("error") == "no_room" and (was_busy or self._is_busy(device, batch)):
             device.parked.append(batch)
         elif "error" not in answer:
-            self._jobs.took(batch, took_s - (answer["restore_s"] or 0.0))
+            if answer["tokens"]:  # what a function of one's own takes has nothing to do with an item's cost
+                self._jobs.took(batch, device.number, answer["model_s"])
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1
             self.scored[service] += len(items)
             self._take_in(batch, answer["entries"], answer["forward_cpu_s"] / len(items))
-        elif len(batch) == 1:
-            self._fail(batch, answer["error"], answer["message"])
         else:
-            await self._run_apart(device, batch)
+            self._jobs.failed(batch, device.number)
+            await self._broke(device, batch, answer)
 
     async def _answer(self, device: _Device, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
         """The workers', or what one of them died of."""
@@ -333,14 +331,20 @@ class Scoring:
         device.states = {name: Residence(state) for name, state in answer["states"].items()}
         device.used_bytes = answer["used_bytes"]
         device.fitting = set(answer["fitting"]) if "fitting" in answer else None
+        self._jobs.forget_all_but(
+            {name for name, state in device.states.items() if state is not Residence.COLD}, number
+        )
         if answer["moves"]:
             self._metrics.observe_moves(answer["moves"])
 
     def _waiting(self, device: _Device) -> Sequence[str]:
         return self._jobs.waiting(self._place(device), now=time.monotonic())
 
-    async def _run_apart(self, device: _Device, batch: Batch) -> None:
+    async def _broke(self, device: _Device, batch: Batch, answer: Mapping[str, Any]) -> None:
         """What is wrong with one action's items must not be the end of the others."""
+        if len(batch) == 1:
+            self._fail(batch, answer["error"], answer["message"])
+            return
         before = device.deaths
         for at, part in enumerate(batch):
             if device.deaths - before >= DEATHS_APART:

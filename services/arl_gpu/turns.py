@@ -12,6 +12,8 @@ __all__ = ["Batch", "Part", "Place", "Turns"]
 
 REPLICA_BATCHES = 4
 """Of waiting work, from which on a service that another device holds is brought onto an idle one too."""
+LARGEST_BATCH = 16
+"""Times what a batch may have anyway: one that was thought to be cheap takes so much longer, and says so much more."""
 PATIENCE = 2.0
 """More of it makes fewer copies and longer waits (`tangram bench residency`)."""
 
@@ -66,8 +68,8 @@ class Turns:
     all that waits for it has together waited `PATIENCE` times as long. A service that was restored keeps the device
     until all that waited for it by then was in a batch.
 
-    A batch has `batch_tokens`, or more of a service that computes more within `batch_s`, where that is not more than
-    the device's part of what waits for it.
+    A batch has `batch_tokens`, or more of a service of which the device computes more within `batch_s`, where that is
+    not more than the device's part of what waits for it.
 
     Beside that whoever was served goes behind all others. An action of at most `batch_tokens` may begin at once.
     Larger ones of a service begin in their order, while what is left of all that began is at most `begun_tokens`, or
@@ -77,8 +79,8 @@ class Turns:
     def __init__(self, *, batch_tokens: int, begun_tokens: int, swap_wait_s: float = 0.0, batch_s: float = 0.0) -> None:
         self._batch_tokens, self._begun_tokens, self._swap_wait_s = batch_tokens, begun_tokens, swap_wait_s
         self._batch_s = batch_s
-        self._budgets: dict[str, int] = {}
-        """Tokens of a batch, by service, of those that computed one."""
+        self._budgets: dict[tuple[str, int], int] = {}
+        """Tokens of a batch, by service and number of the device, where one was computed."""
         self._jobs: dict[Fence, Job] = {}
         """The one that has waited the longest first."""
         self._turns: dict[int, _Turn] = {}
@@ -116,8 +118,9 @@ class Turns:
         if service is None:
             return []
         jobs = queue[service]
-        share = -(-_left(jobs) // (1 + place.elsewhere.get(service, 0)))
-        budget = max(self._batch_tokens, min(self._budget(service), share))
+        groups = place.elsewhere.get(service, 0) // len(place.members.get(service, (place.number,)))
+        share = -(-_left(jobs) // (1 + groups))
+        budget = max(self._batch_tokens, min(self._budget(service, place.number), share))
         counts = next_batch([job.left for job in jobs], budget=budget)
         parts = [Part(job, job.given, job.given + count) for job, count in zip(jobs, counts, strict=True) if count]
         if not parts:
@@ -128,23 +131,30 @@ class Turns:
         self._served_at[service] = now
         return parts
 
-    def took(self, batch: Batch, seconds: float) -> None:
-        """To compute it, from the order to the answer, without what it waited for its service's restore."""
-        if not batch:
-            return
+    def took(self, batch: Batch, number: int, seconds: float) -> None:
+        """The device to compute it."""
         service = batch[0].job.service
-        cost = sum(sum(job.costs[start:stop]) for job, start, stop in batch)
-        self._budgets[service] = next_budget(
-            self._budget(service),
-            cost,
+        self._budgets[service, number] = next_budget(
+            self._budget(service, number),
+            sum(sum(job.costs[start:stop]) for job, start, stop in batch),
             seconds,
             wanted_s=self._batch_s,
             least=self._batch_tokens,
-            most=max(self._batch_tokens, self._begun_tokens),
+            most=max(self._batch_tokens, min(LARGEST_BATCH * self._batch_tokens, self._begun_tokens)),
         )
 
-    def _budget(self, service: str) -> int:
-        return self._budgets.get(service, self._batch_tokens)
+    def failed(self, batch: Batch, number: int) -> None:
+        """It may have been too large."""
+        self._budgets.pop((batch[0].job.service, number), None)
+
+    def forget_all_but(self, services: Collection[str], number: int) -> None:
+        """What has none of these names in a device's memory may be another model when it comes there."""
+        for service, at in [*self._budgets]:
+            if at == number and service not in services:
+                del self._budgets[service, at]
+
+    def _budget(self, service: str, number: int) -> int:
+        return self._budgets.get((service, number), self._batch_tokens)
 
     def waiting(self, place: Place, *, now: float = 0.0) -> list[str]:
         """Services with work for this device now, the one whose oldest action has waited the longest first."""
@@ -198,12 +208,17 @@ class Turns:
             return True
         jobs = queue[service]
         # A second copy of a service is worth its restore where there is much to do, or nobody came to do it.
-        is_little = _left(jobs) < REPLICA_BATCHES * self._budget(service)
-        if service in place.elsewhere and is_little and now < self._due_at(jobs):
+        if service in place.elsewhere and self._is_little(service, jobs) and now < self._due_at(jobs):
             return False
         if place.fitting is None or service in place.fitting or self._someone_rests(service, queue, place, now):
             return True
         return now >= self._ripe_at(jobs, now)
+
+    def _is_little(self, service: str, jobs: Sequence[Job]) -> bool:
+        """For another device, beside those that hold it. No more than a part of what may have begun is ever ready."""
+        largest = max((each for (name, _), each in self._budgets.items() if name == service), default=0)
+        some = min(REPLICA_BATCHES * largest, self._begun_tokens // 2)
+        return _left(jobs) < max(REPLICA_BATCHES * self._batch_tokens, some)
 
     def _ripe_at(self, jobs: Sequence[Job], now: float) -> float:
         """When these have waited for long enough, if no others come."""

@@ -185,10 +185,10 @@ class _Worker:
             with self._brought(service, waiting, peers, part, room) as (model, content, was_there):
                 waited_s = time.monotonic() - begun
                 self._residency.prefetch(waiting)
-                cpu = time.process_time()
+                cpu, computes_since = time.process_time(), time.monotonic()
                 with peers.computing():
                     scored = model.score(items, content)
-                model_cpu_s = time.process_time() - cpu
+                model_cpu_s, model_s = time.process_time() - cpu, time.monotonic() - computes_since
         except PeerNotReady:
             self._drop_if_changed(service)
             raise
@@ -200,6 +200,7 @@ class _Worker:
             "forward_s": scored.forward_s,
             "forward_cpu_s": scored.forward_cpu_s,
             "model_cpu_s": model_cpu_s,
+            "model_s": model_s,
             "restore_s": None if was_there else waited_s,
             "backend": model.backend,
         }

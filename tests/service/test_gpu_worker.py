@@ -30,7 +30,7 @@ BEGIN = """
 import os, signal, socket, sys
 from arl_gpu.messages import read_blocking, write_blocking
 channel = socket.socket(fileno=int(sys.argv[1]))
-times = ("forward_s", "forward_cpu_s", "model_cpu_s", "restore_s")
+times = ("forward_s", "forward_cpu_s", "model_cpu_s", "model_s", "restore_s")
 figures = dict.fromkeys((*times, "texts", "tokens", "padding", "used_bytes"), 0)
 figures |= {"moves": {}, "fitting": []}
 """

@@ -87,6 +87,7 @@ def scored(items: Items) -> dict[str, Any]:
         "forward_s": 0.001,
         "forward_cpu_s": 0.001,
         "model_cpu_s": 0.001,
+        "model_s": 0.001,
         "restore_s": None,
         "states": {"minilm": "resident"},
         "used_bytes": 1,

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
+from arl_gpu.passes import Passes
 
 TOLERANCE = 1e-5
 """Absolute, of float32 results in other company, or computed by the library item by item."""
@@ -180,7 +181,13 @@ def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_neve
     )
     assert [each["error"]["code"] for each in found if "error" in each] == ["out_of_memory"]
     assert "7 tokens" in found[2]["error"]["message"]
-    assert sum(tokens > 6 for tokens in passes) < len(passes)
+    assert passes == [4 * 7, 2 * 3, 2 * 7, 5, 7], "halves of what is padded to the longest"
+
+
+def test_what_torch_says_where_a_cpu_has_too_little_memory_is_understood() -> None:
+    passes = Passes(cpu_tokens=64, parameters=1)
+    found = passes.computed([[0]], [1], lambda group: [torch.empty(1 << 60)], alone=lambda at: None)
+    assert found == {0: None}
 
 
 @pytest.mark.parametrize(("ids", "code"), [([5], "too_short"), ([5] * 40, "too_long"), ([5, 64], "token_unknown")])

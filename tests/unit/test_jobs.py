@@ -30,7 +30,8 @@ def test_a_text_costs_at_most_what_its_service_reads() -> None:
     assert cost_of_item({"text": "日" * 10_000}, 4096) == 4096
 
 
-def test_likeliest_tokens_cost_by_what_an_answer_says_of_them() -> None:
+def test_log_probabilities_of_other_tokens_cost_by_what_an_answer_says_of_them() -> None:
     tokens = {"token_ids": [5] * 32}
     assert [cost_of_item(tokens | {"top_logprobs": top}) for top in (0, 1, 16, 128)] == [32, 34, 64, 288]
     assert cost_of_item({"text": "abcd" * 10, "top_logprobs": 16}) == 24
+    assert cost_of_item(tokens | {"label_token_ids": [5] * 160}) == 42

@@ -43,6 +43,7 @@ def test_whatever_memory_there_is_each_text_is_computed_once_or_said_to_be_too_l
     groups = passes.grouped(lengths, b"")
     found = passes.computed(groups, lengths, memory.compute, alone=lambda at: -1)
     assert found == {at: at * 10 if length <= room else -1 for at, length in enumerate(lengths)}
+    assert max(memory.passes, default=0) <= room
 
 
 def test_what_there_was_no_memory_for_is_not_tried_again() -> None:
@@ -56,10 +57,28 @@ def test_what_there_was_no_memory_for_is_not_tried_again() -> None:
     assert (max(map(len, groups)), memory.failures) == (8, 0)
 
 
+def test_once_memory_has_been_enough_for_a_while_passes_grow_again() -> None:
+    lengths = [10] * 64
+    passes, memory = Passes(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
+    passes.computed(passes.grouped(lengths, b""), lengths, memory.compute)
+    memory.room = 640
+    for _ in range(20):
+        passes.computed(passes.grouped(lengths, b""), lengths, memory.compute)
+    assert (memory.passes[-1], memory.failures) == (640, 3)
+
+
 def test_a_text_that_alone_is_too_large_ends_its_batch_where_nobody_says_otherwise() -> None:
     passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory([5, 50], 20)
     with pytest.raises(MemoryError):
         passes.computed([[0, 1]], [5, 50], memory.compute)
+
+
+def test_where_there_was_memory_before_its_lack_is_not_the_texts_fault() -> None:
+    passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory([5, 50], 60)
+    passes.computed([[0], [1]], [5, 50], memory.compute)
+    memory.room = 0
+    with pytest.raises(MemoryError):
+        passes.computed([[1]], [5, 50], memory.compute, alone=lambda at: -1)
 
 
 def test_a_part_of_a_model_makes_the_passes_that_all_parts_make_or_none() -> None:
@@ -84,6 +103,14 @@ def test_on_a_gpu_a_small_model_s_passes_are_few_and_a_large_one_s_have_little_p
     assert small.grouped(lengths, OnGpu()) == [[0, 1, 2, 3], [4, 5]]
     assert len(small.grouped([128] * (GPU_TOKENS // 128), OnGpu())) == 1
     assert len(small.grouped([128] * (GPU_TOKENS // 128), b"")) == 16
+
+
+def test_passes_on_a_gpu_are_smaller_where_much_is_found_for_each_token_or_others_make_them_too() -> None:
+    lengths = [128] * 256
+    logits = Passes(cpu_tokens=2048, parameters=8 << 30, output_bytes=256_000 * 2)
+    part = Passes(cpu_tokens=2048, parameters=8 << 30, is_part=True)
+    huge = Passes(cpu_tokens=2048, parameters=8 << 30, output_bytes=1 << 30)
+    assert [max(map(len, each.grouped(lengths, OnGpu()))) for each in (logits, part, huge)] == [32, 16, 16]
 
 
 @given(LENGTHS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -71,29 +72,59 @@ async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s(
     await scoring.stop()
 
 
-async def test_what_is_computed_quickly_goes_to_the_device_in_larger_batches() -> None:
+async def in_batches(*answers: dict[str, Any]) -> list[int]:
+    """How many items of an action of 80 are in its batches, the first of which are answered so, and then what it is."""
     reports: asyncio.Queue[Report] = asyncio.Queue()
-    worker = ScriptedWorker()
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=3600.0), GpuMetrics(Metrics())
+    worker, found = ScriptedWorker(), []
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
     scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
-    items = [{"text": "a", "reference": "b"}] * 70
-    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 70))
-    assert [len(await worker.answer_next()) for _ in range(3)] == [10, 20, 40]
+    items = [{"text": "a", "reference": "b"}] * 80
+    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 80))
+    while sum(found) < len(items):
+        given, answer = await worker.next_order()
+        said = answers[len(found)] if len(found) < len(answers) else {}
+        found.append(len(given))
+        answer.set_result(scored(given) | said)
     assert (await asyncio.wait_for(reports.get(), 5)).outcome == "ok"
     await scoring.stop()
+    return found
 
 
-async def test_what_a_batch_waited_for_its_service_s_restore_is_not_how_long_it_takes() -> None:
+async def test_what_is_computed_quickly_goes_to_the_device_in_larger_batches() -> None:
+    assert await in_batches() == [10, 20, 40, 10]
+
+
+async def test_what_a_batch_waited_for_and_not_what_was_computed_makes_it_no_smaller() -> None:
+    assert await in_batches({"restore_s": 3600.0}) == [10, 20, 40, 10]
+    assert await in_batches({"model_s": 3600.0}) == [10] * 2 + [20, 40]
+
+
+async def test_what_counts_no_tokens_stays_in_batches_of_one_size() -> None:
+    assert await in_batches(*[{"tokens": 0}] * 8) == [10] * 8
+
+
+async def test_a_model_that_was_in_no_memory_may_be_another_one() -> None:
+    assert await in_batches({}, {"states": {}}) == [10, 20, 20, 30]
+
+
+async def test_after_a_batch_that_failed_they_are_small_again() -> None:
     reports: asyncio.Queue[Report] = asyncio.Queue()
     worker = ScriptedWorker()
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=1e-9), GpuMetrics(Metrics())
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
     scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     items = [{"text": "a", "reference": "b"}] * 30
-    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 30))
-    first, answer = await worker.next_order()
-    answer.set_result(scored(first) | {"restore_s": 3600.0})
-    assert len(await worker.answer_next()) == 20
-    await asyncio.wait_for(reports.get(), 5)
+    for _ in range(2):
+        scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 30))
+    sizes = [len(await worker.answer_next())]
+    given, answer = await worker.next_order()
+    answer.set_exception(WorkerDied("killed by the test"))
+    sizes.append(len(given))
+    for _ in range(2):
+        given, answer = await worker.next_order()
+        answer.set_exception(WorkerDied("killed by the test"))
+    assert {(await asyncio.wait_for(reports.get(), 5)).reason for _ in range(2)} == {"worker_died"}
+    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items[:15], costs=[1] * 15))
+    assert (sizes, len(await worker.answer_next()), len(await worker.answer_next())) == ([10, 20], 10, 5)
     await scoring.stop()

@@ -80,7 +80,9 @@ class FailingWorker:
         with self.residency.using(service, waiting=waiting) as content:
             self.residency.prefetch(waiting)
             entries = [{"score": zlib.crc32(content, zlib.crc32(item["text"].encode()))} for item in items]
-        figures = dict.fromkeys(("texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s"), 0)
+        figures = dict.fromkeys(
+            ("texts", "tokens", "padding", "forward_s", "forward_cpu_s", "model_cpu_s", "model_s"), 0
+        )
         return {"entries": entries, "restore_s": None} | figures
 
     async def end(self) -> None:

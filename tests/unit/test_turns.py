@@ -192,63 +192,84 @@ class TestBatchesByTime:
     """A batch is as large as what a device computes within 0.1 s, and never below what it may have at once anyway."""
 
     def turns(self, *jobs: Job, begun_tokens: int = 10_000) -> Turns:
-        turns = Turns(batch_tokens=10, begun_tokens=begun_tokens, batch_s=0.1)
+        turns = Turns(batch_tokens=20, begun_tokens=begun_tokens, swap_wait_s=60.0, batch_s=0.1)
         for job in jobs:
             turns.add(job)
         return turns
 
-    def sizes(self, turns: Turns, tokens_per_s: float, count: int = 12) -> list[int]:
+    def sizes(self, turns: Turns, tokens_per_s: float, count: int = 12, place: Place = HERE) -> list[int]:
         found = []
         for _ in range(count):
-            batch = turns.next_batch(HERE)
+            batch = turns.next_batch(place)
             tokens = sum(sum(job.costs[start:stop]) for job, start, stop in batch)
             computed(turns, batch)
-            turns.took(batch, tokens / tokens_per_s)
+            turns.took(batch, place.number, tokens / tokens_per_s)
             found.append(tokens)
         return found
 
-    def test_it_grows_to_what_a_fast_device_computes_in_that_time_and_shrinks_with_it(self) -> None:
+    def of_320(self, *others: Job) -> Turns:
+        """What has been computed by now is gone."""
         turns = self.turns(a_job([1] * 5000))
-        assert self.sizes(turns, 3200, 8) == [10, 20, 40, 80, 160, 320, 320, 320]
-        assert self.sizes(turns, 800, 2) == [320, 80]
+        assert self.sizes(turns, 3200, 7) == [20, 40, 80, 160, 320, 320, 320]
+        self.instead(turns, *others)
+        return turns
 
-    def test_on_a_slow_device_it_stays_as_it_is(self) -> None:
-        assert self.sizes(self.turns(a_job([1] * 100)), 20, 3) == [10, 10, 10]
-
-    def test_it_is_never_more_than_may_be_begun(self) -> None:
-        assert self.sizes(self.turns(a_job([1] * 1000), begun_tokens=50), 1e9, 5) == [10, 20, 40, 50, 50]
-
-    def test_a_batch_with_little_in_it_says_nothing_of_one_with_much(self) -> None:
-        turns = self.turns(a_job([1] * 5000))
-        self.sizes(turns, 3200, 8)
-        alone = [Part(a_job([1]), 0, 1)]
-        turns.took(alone, 0.09)
-        assert self.sizes(turns, 3200, 1) == [320]
-        turns.took(alone, 0.11)
-        assert self.sizes(turns, 3200, 1) == [10], "so much for one token is too much for any more"
-
-    def test_each_service_has_its_own(self) -> None:
-        turns = self.turns(a_job([1] * 70), a_job([1] * 70, "other"))
-        assert [self.sizes(turns, 1e9, 1) for _ in range(4)] == [[10], [10], [20], [20]]
-
-    def test_a_device_leaves_others_that_hold_the_service_their_parts_of_what_waits(self) -> None:
-        turns = self.turns(a_job([1] * 5000))
-        self.sizes(turns, 3200, 8)
-        self.instead(turns, a_job([1] * 90))
-        parts = [turns.next_batch(Place(number=at, elsewhere={"minilm": 2}))[0].items for at in range(3)]
-        assert parts == [30, 20, 14]
-
-    def instead(self, turns: Turns, job: Job) -> None:
+    def instead(self, turns: Turns, *jobs: Job) -> None:
         """Of all that waits."""
         for each in [*turns]:
             turns.remove(each.fence)
-        turns.add(job)
+        for job in jobs:
+            turns.add(job)
+
+    def test_it_follows_how_fast_the_device_is(self) -> None:
+        turns = self.of_320(a_job([1] * 5000))
+        assert self.sizes(turns, 800, 3) == [320, 80, 80]
+        assert self.sizes(turns, 20, 2) == [80, 20]
+
+    def test_it_is_never_more_than_may_be_begun_or_many_times_what_it_may_have_anyway(self) -> None:
+        assert self.sizes(self.turns(a_job([1] * 1000), begun_tokens=50), 1e9, 4) == [20, 40, 50, 50]
+        assert self.sizes(self.turns(a_job([1] * 5000)), 1e9, 8)[-2:] == [320, 320]
+
+    def test_one_with_little_in_it_says_nothing_of_one_with_much_unless_it_takes_too_long(self) -> None:
+        turns, alone = self.of_320(a_job([1] * 5000)), [Part(a_job([1]), 0, 1)]
+        turns.took(alone, 0, 0.09)
+        assert self.sizes(turns, 3200, 1) == [320]
+        turns.took(alone, 0, 9.0)
+        assert self.sizes(turns, 3200, 2) == [160, 320]
+
+    def test_each_service_has_its_own_on_each_device(self) -> None:
+        turns = self.turns(a_job([1] * 600), a_job([1] * 600, "other"))
+        assert [self.sizes(turns, 1e9, 1) for _ in range(4)] == [[20], [20], [40], [40]]
+        assert self.sizes(turns, 1e9, 1, Place(number=1)) == [20]
+
+    def test_one_that_failed_is_followed_by_small_ones_and_so_is_what_was_in_no_memory(self) -> None:
+        turns = self.of_320(a_job([1] * 5000))
+        turns.failed(turns.next_batch(HERE), 1)
+        assert self.sizes(turns, 3200, 1) == [320]
+        turns.failed(turns.next_batch(HERE), 0)
+        assert self.sizes(turns, 3200, 2) == [20, 40]
+        turns.forget_all_but({"minilm"}, 0)
+        turns.forget_all_but({"other"}, 1)
+        assert self.sizes(turns, 3200, 1) == [80]
+        turns.forget_all_but({"other"}, 0)
+        assert self.sizes(turns, 3200, 1) == [20]
+
+    def test_a_device_leaves_others_that_hold_the_service_their_parts_of_what_waits(self) -> None:
+        turns = self.of_320(a_job([1] * 180))
+        assert turns.next_batch(Place(resident={"minilm"}, elsewhere={"minilm": 2}))[0].items == 60
+        turns = self.of_320(a_job([1] * 180))
+        pairs = Place(resident={"minilm"}, elsewhere={"minilm": 2}, members={"minilm": (0, 1)})
+        assert turns.next_batch(pairs)[0].items == 90, "two devices are one more group"
 
     def test_a_second_copy_is_made_where_there_is_work_for_several_of_its_batches(self) -> None:
-        turns = Turns(batch_tokens=10, begun_tokens=10_000, swap_wait_s=60.0, batch_s=0.1)
-        turns.add(a_job([1] * 5000))
-        self.sizes(turns, 3200, 8)
         elsewhere = Place(number=1, elsewhere={"minilm": 1}, fitting=())
-        assert turns.next_batch(elsewhere)
-        self.instead(turns, a_job([1] * (4 * 320 - 1)))
-        assert not turns.next_batch(elsewhere)
+        for tokens, is_made in ((1279, False), (1280, True)):
+            assert bool(self.of_320(a_job([1] * tokens)).next_batch(elsewhere)) == is_made
+
+    def test_a_second_copy_is_made_although_no_more_may_begin_than_a_few_batches(self) -> None:
+        elsewhere = Place(number=1, elsewhere={"minilm": 1}, fitting=())
+        for tokens, is_made in ((299, False), (300, True)):
+            turns = self.turns(a_job([1] * 3000), begun_tokens=600)
+            self.sizes(turns, 1e9, 8)
+            self.instead(turns, a_job([1] * tokens))
+            assert bool(turns.next_batch(elsewhere)) == is_made

@@ -55,11 +55,15 @@ class _HuggingFace:
         self._directory, self._config = directory, module.config
         self._max_tokens = int(options.get("max_tokens") or longest(module.config.to_dict()))
         self._vocabulary = int(module.config.get_text_config().vocab_size)
-        # Before it is split: ranks have parts of different sizes, and must make the same passes.
-        parameters = sum(parameter.numel() for parameter in module.parameters())
-        if (size := int(options.get("tensor_parallel") or 1)) > 1:
+        size = int(options.get("tensor_parallel") or 1)
+        self._passes = Passes(
+            cpu_tokens=CPU_TOKENS,
+            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            output_bytes=self._vocabulary * module.dtype.itemsize if loader is AutoModelForCausalLM else 1,
+            is_part=size > 1,
+        )
+        if size > 1:
             _split(module, rank=options["rank"], size=size)
-        self._passes = Passes(cpu_tokens=CPU_TOKENS, parameters=parameters, is_part=size > 1)
         self.weights = FlatModule(module)
 
     def score(self, items: Sequence[Item], content: Any) -> Scored:
