@@ -82,8 +82,11 @@ def serve(channel: Channel, walls: Walls, setup: Setup, oom_score: int) -> None:
     except OSError as error:
         _fail(channel, error)
         return
-    channel.send({"op": "ready"})
-    agent.serve()
+    try:
+        channel.send({"op": "ready"})
+        agent.serve()
+    finally:  # the launcher may end while it is being told something, and nobody else knows whose these are
+        walls.signal_all(signal.SIGKILL)
 
 
 def _become_native(walls: Walls, setup: Setup, oom_score: int) -> NoReturn:
@@ -121,7 +124,6 @@ class _Agent:
                 if fd == self._woken.fileno():
                     self._woken.recv(4096)
                 elif not self._obey():
-                    self._walls.signal_all(signal.SIGKILL)
                     return
             self._reap()
             if polled and self._action is not None:

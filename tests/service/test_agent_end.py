@@ -1,0 +1,61 @@
+"""The agent outlives its launcher by no process, also where it was telling it something."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from arl_cpu.launcher.channel import Channel
+from arl_cpu.launcher.orders import Order
+from arl_cpu.launcher.walls import Setup
+from support.conditions import eventually, is_running
+
+AN_AGENT = """
+import sys
+from arl_cpu.launcher.agent import run
+from arl_cpu.launcher.unsafe_local import UnsafeLocal
+run(int(sys.argv[1]), UnsafeLocal())
+"""
+"""Without walls: with them the kernel ends what is left."""
+
+
+async def test_a_launcher_that_dies_as_an_action_starts_leaves_nothing_of_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told = tmp_path / "pid"
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", AN_AGENT, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    with process:
+        with ours:
+            launcher = Channel(ours)
+            launcher.send({"op": "prepare", "base_prefix": sys.base_prefix})
+            assert launcher.receive() == ({"op": "prepared"}, [])
+            launcher.send({"op": "bind", **asdict(a_setup(tmp_path))})
+            assert launcher.receive() == ({"op": "ready"}, [])
+            order = Order(
+                mode="run",
+                argv=("sh", "-c", f"echo $$ > {told}.new && mv {told}.new {told}; exec sleep 600"),
+                env={"PATH": os.environ["PATH"]},
+                cwd=str(tmp_path),
+            )
+            null = os.open(os.devnull, os.O_RDWR)
+            ours.shutdown(socket.SHUT_RD)  # what the agent says from here on breaks
+            launcher.send({"op": "start"}, [order.pack(), null, null, null])
+            os.close(null)
+            process.wait(15)
+        await eventually(lambda: not told.exists() or not is_running(int(told.read_text())))
+
+
+def a_setup(workspace: Path) -> Setup:
+    return Setup(
+        workspace=str(workspace),
+        is_host=True,
+        base_prefix=sys.base_prefix,
+        memory_mib=256,
+        disk_mib=64,
+        pids=64,
+        keeps_processes=True,
+        has_cgroup=False,
+        watches_memory=False,
+    )
