@@ -1,7 +1,7 @@
 """Processes as /proc tells them; a pid alone may be used again, with its start time it names one process for ever."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,9 +38,9 @@ def all_processes() -> Iterator[Process]:
 
 
 def descendants(root: int) -> list[Process]:
-    """Every living process below `root`."""
+    """Every living process below `root`, also those whose parent dies during the look and that `root` takes over."""
     children: dict[int, list[Process]] = {}
-    for process in all_processes():
+    for process in _with_living_parents({each.pid: each for each in all_processes()}):
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     frontier = [root]
@@ -49,6 +49,18 @@ def descendants(root: int) -> list[Process]:
         found += below
         frontier += [process.pid for process in below]
     return found
+
+
+def _with_living_parents(seen: Mapping[int, Process]) -> Iterator[Process]:
+    """As they are told, but for one told before its parent died: that has another parent by now.
+
+    The kernel gives children away before their parent is a zombie.
+    """
+    for process in seen.values():
+        if process.parent in seen or process.parent == 0:
+            yield process
+        elif (now := _read(process.pid)) is not None:
+            yield now
 
 
 def innermost(root: int) -> int:

@@ -1,0 +1,31 @@
+"""What is below a process is found although parents die while they are looked for."""
+
+import subprocess
+import sys
+
+A_LOOK = """
+import os, signal, subprocess
+from arl_cpu.launcher import processes, syscalls
+
+syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+parent = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
+child = int(parent.stdout.readline())
+everyone = processes.all_processes
+
+def one_that_dies_before_it_is_seen():
+    yield from [each for each in everyone() if each.pid == child]
+    parent.kill()
+    parent.wait()
+    yield from (each for each in everyone() if each.pid != child)
+
+processes.all_processes = one_that_dies_before_it_is_seen
+found = [each.pid for each in processes.descendants(os.getpid())]
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print(child in found, parent.pid in found, len(found))
+"""
+
+
+def test_a_child_is_found_whose_parent_dies_between_the_two_looks_at_them() -> None:
+    told = subprocess.run([sys.executable, "-c", A_LOOK], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["True", "False", "1"]
