@@ -4,16 +4,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from arl_core.eviction import Eviction
 from arl_core.residency import Busy, Occupancy, Residence
 from arl_gpu.device import Block, CopyFailed, Device, DeviceFull, Event
 from arl_gpu.engine import Engine, EngineTrouble, Waking
-from arl_gpu.kinds.model import Weights
+from arl_gpu.kinds.model import Arrived, Weights, all_there
+from arl_gpu.moves import Moves
 
-__all__ = ["Moves", "NoRoom", "NotFreed", "Residency"]
+__all__ = ["NoRoom", "NotFreed", "Residency"]
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +25,6 @@ class NoRoom(Exception):
 
 class NotFreed(Exception):
     """The device did not give back what was freed. Its arithmetic can't be trusted any more."""
-
-
-@dataclass(slots=True)
-class Moves:
-    """What came and went since somebody last asked."""
-
-    restored_s: list[float] = field(default_factory=list)
-    """What each copy took."""
-    cooled: int = 0
-    """Services that left host memory for another one."""
-    evicted: int = 0
-    prefetched: int = 0
-    """Of the restored ones, those that nobody waited for yet when they began."""
-    failed: int = 0
-    """Copies that broke off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,29 +168,37 @@ class Residency:
         Raises `NoRoom`, or what the copy failed with; then it is where it was, and its room is free.
         """
         self._bring(name, waiting)
-        self._occupancy = self._occupancy.taken(name, now=time.monotonic())
+        self._take(name)
         try:
             yield self._blocks[name].view()
         finally:
             self._occupancy = self._occupancy.released(name)
 
     @contextmanager
-    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Callable[[int], None]]]:
+    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Arrived]]:
         """As `using`, but its first bytes can be read before the last are there.
 
-        Yields the content, and what returns once so many of its bytes have arrived.
+        Once all of them were waited for it is resident, and what is needed next can be copied. Waiting raises, too.
         """
-        if self._occupancy.of(name).state is Residence.HOST:
-            self._make_room(name, waiting)
-            self._begin(name, lambda size: self._alloc(name, size, waiting))
-            copy = self._copies[name]
-            try:
-                yield copy.block.view(), copy.event.wait
-            finally:
-                self._finish(name)
-        else:
+        if self._occupancy.of(name).state is not Residence.HOST:
             with self.using(name, waiting=waiting) as content:
-                yield content, lambda upto: None
+                yield content, all_there
+            return
+        self._make_room(name, waiting)
+        self._begin(name, lambda size: self._alloc(name, size, waiting))
+        copy = self._copies[name]
+
+        def arrived(upto: int) -> None:
+            copy.event.wait(upto)
+            if upto >= copy.block.size and name in self._copies:
+                self._take(name)
+
+        try:
+            yield copy.block.view(), arrived
+        finally:
+            if name in self._copies:
+                self._take(name)
+            self._occupancy = self._occupancy.released(name)
 
     def prefetch(self, waiting: Sequence[str]) -> str | None:
         """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""
@@ -301,6 +295,12 @@ class Residency:
             self._make_room(name, waiting)
             self._begin(name, lambda size: self._alloc(name, size, waiting))
             self._finish(name)
+
+    def _take(self, name: str) -> None:
+        """Somebody uses it. Of one that is on its way, once it is here."""
+        if name in self._copies:
+            self._finish(name)
+        self._occupancy = self._occupancy.taken(name, now=time.monotonic())
 
     def _make_room(self, name: str, waiting: Sequence[str]) -> None:
         while (leave := self._leaving_for(name, waiting)) is not None:

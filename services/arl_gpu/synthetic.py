@@ -22,7 +22,7 @@ import numpy as np
 from arl_gpu import kinds
 from arl_gpu.device import Block, Device, Event
 from arl_gpu.kept import Hold
-from arl_gpu.kinds.model import Item, Model, Scored
+from arl_gpu.kinds.model import Arrived, Item, Model, Scored, all_there
 from arl_gpu.worker import Config, serve
 
 __all__ = ["SharedConfig", "Synthetic", "Way"]
@@ -76,7 +76,7 @@ class Synthetic:
     """Square layers, each the same one of the service's own; an item's `token_ids` are multiplied with all of them.
 
     `options`: its `name` and `seed`, `mib` of weights, the `way`, whether a GPU computes (`cuda`), and of how many
-    `shares` of it this service has one.
+    `shares` of it this service has one. Ours alone begins with the first layer that is there; engines wake as a whole.
     """
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
@@ -87,6 +87,8 @@ class Synthetic:
         content = bytearray(len(layer) * self._layers)
         for start in range(0, len(content), len(layer)):
             content[start : start + len(layer)] = layer
+        self._layer_bytes = len(layer)
+        self._begins_early = options["way"] == Way.KEEP
         on_disk = options["way"] == Way.RELOAD
         self.weights = _Weights(_on_disk(directory / options["name"], content) if on_disk else memoryview(content))
 
@@ -94,11 +96,13 @@ class Synthetic:
     def backend(self) -> str:
         return "torch" if self._on_gpu else "numpy"
 
-    def score(self, items: Sequence[Item], content: Any) -> Scored:
+    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
+        if not self._begins_early:
+            arrived(len(content))
         begun, cpu = time.monotonic(), time.process_time()
         lengths = [len(item["token_ids"]) for item in items]
         given = np.concatenate([np.asarray(item["token_ids"], np.float32) for item in items])
-        found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content)
+        found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content, arrived)
         ends = np.cumsum(lengths)
         entries = [
             {"score": float(found[end - length : end].mean())} for end, length in zip(ends, lengths, strict=True)
@@ -108,19 +112,23 @@ class Synthetic:
         time.sleep((self._shares - 1) * took)
         return Scored(entries, len(items), sum(lengths), 0.0, time.process_time() - cpu, self._shares * took)
 
-    def _cpu_forward(self, given: Any, content: Any) -> Any:
+    def _cpu_forward(self, given: Any, content: Any, arrived: Arrived) -> Any:
         hidden = np.cos(np.outer(given, np.arange(1, self._width + 1, dtype=np.float32)))
-        for layer in np.frombuffer(content, np.float32).reshape(self._layers, self._width, self._width):
+        layers = np.frombuffer(content, np.float32).reshape(self._layers, self._width, self._width)
+        for number, layer in enumerate(layers, 1):
+            arrived(number * self._layer_bytes)
             hidden = hidden @ layer
         return hidden[:, 0]
 
-    def _gpu_forward(self, given: Any, content: Any) -> Any:
+    def _gpu_forward(self, given: Any, content: Any, arrived: Arrived) -> Any:
         import torch  # only where there is a GPU
 
         tokens = torch.from_numpy(given).to(content.device)
         hidden = torch.cos(torch.outer(tokens, torch.arange(1, self._width + 1, device=content.device)))
         hidden = hidden.to(torch.bfloat16)
-        for layer in content.view(torch.bfloat16).view(self._layers, self._width, self._width):
+        layers = content.view(torch.bfloat16).view(self._layers, self._width, self._width)
+        for number, layer in enumerate(layers, 1):
+            arrived(number * self._layer_bytes)
             hidden = hidden @ layer
         return hidden[:, 0].float().cpu().numpy()
 

@@ -20,6 +20,7 @@ from typing import Any
 from arl_core.eviction import Eviction
 from arl_core.residency import Busy, Residence
 from arl_gpu import kinds
+from arl_gpu.arrivals import Arrivals
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
 from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
@@ -173,7 +174,9 @@ class _Worker:
         together: Mapping[str, Any] | None = None,
         room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
-        """What is needed next is copied meanwhile. `together`: with which others it is computed.
+        """It begins with the first of its weights, and what is needed next is copied once all of them are there.
+
+        `together`: with which others it is computed.
 
         `room`, of what is to be read first: the path of a file for it, and how many bytes that may have.
         """
@@ -182,12 +185,11 @@ class _Worker:
         begun = time.monotonic()
         waiting = [self._place(each) for each in waiting]
         try:
-            with self._brought(service, waiting, peers, part, room) as (model, content, was_there):
+            with self._brought(service, waiting, peers, part, room) as (model, content, arrived, was_there):
                 waited_s = time.monotonic() - begun
-                self._residency.prefetch(waiting)
                 cpu, computes_since = time.process_time(), time.monotonic()
                 with peers.computing():
-                    scored = model.score(items, content)
+                    scored = model.score(items, content, arrived)
                 model_cpu_s, model_s = time.process_time() - cpu, time.monotonic() - computes_since
         except PeerNotReady:
             self._drop_if_changed(service)
@@ -197,11 +199,11 @@ class _Worker:
             "texts": scored.texts,
             "tokens": scored.tokens,
             "padding": scored.padding,
-            "forward_s": scored.forward_s,
+            "forward_s": max(0.0, scored.forward_s - arrived.waited_s),
             "forward_cpu_s": scored.forward_cpu_s,
             "model_cpu_s": model_cpu_s,
-            "model_s": model_s,
-            "restore_s": None if was_there else waited_s,
+            "model_s": max(0.0, model_s - arrived.waited_s),
+            "restore_s": None if was_there else waited_s + arrived.waited_s,
             "backend": model.backend,
         }
 
@@ -213,23 +215,28 @@ class _Worker:
         peers: Peers,
         part: Part | None,
         room: tuple[str, int] | None,
-    ) -> Iterator[tuple[Model, Any, bool]]:
-        """Its model, its bytes on the device, and whether they were there, once all peers have theirs.
+    ) -> Iterator[tuple[Model, Any, Arrivals, bool]]:
+        """Its model, its bytes on the device, how far they have come, and whether they were there.
 
-        Raises `PeerNotReady` where one has not; and where this one has not, the others hear of it.
+        Of several peers, once all have theirs. Raises `PeerNotReady` where one has not; and where this one has not, the
+        others hear of it.
         """
         with ExitStack() as stack:
             try:
                 model = self._model(service, room)
                 was_there = self._residency.states[service] is Residence.RESIDENT
-                content = stack.enter_context(self._residency.using(service, waiting=waiting))
+                content, arrived = stack.enter_context(self._residency.streaming(service, waiting=waiting))
+                size = len(model.weights.content)
+                arrivals = Arrivals(arrived, size=size, then=partial(self._residency.prefetch, waiting))
+                if was_there or part is not None:  # of peers that compute already none could wait for another's copy
+                    arrivals(size)
             except Exception:
                 with suppress(PeerGone):  # then they have heard of worse
                     peers.agree(0)
                 raise
             if not peers.agree(mark(self._specs[service], part, getattr(model, "made_of", ""))):
                 raise PeerNotReady(f"not all workers that compute {service} together could begin")
-            yield model, content, was_there
+            yield model, content, arrivals, was_there
 
     def _drop_if_changed(self, service: str) -> None:
         """Another rank may have read what has taken its files' place: the next batch is of one and the same model."""

@@ -15,7 +15,7 @@ from arl_core.residency import Residence
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
 from arl_gpu.messages import HOST_FULL, STEP, checked, read, write
-from arl_gpu.residency import Moves
+from arl_gpu.moves import Moves
 from arl_gpu.together import Part
 from arl_gpu.worker import ENGINE_KEYS, Config
 from arl_kit.passed_on import passed_on

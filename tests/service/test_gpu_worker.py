@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from arl_gpu.encoders.bert import has_torch
 from arl_gpu.groups import Groups
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.services import available
@@ -292,6 +293,39 @@ async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -
     assert "worker_died" in (await going).answer["error"]
     assert (host.written, host.granted) == (0, 0)
     host.close()
+
+
+SLOW_TO_COME = """
+import json, threading
+from arl_gpu import cpu_device, worker
+from arl_gpu.encoders import bert
+computes, embed = threading.Event(), bert._norm
+def norm(x, weights, name, config):
+    computes.set()
+    return embed(x, weights, name, config)
+bert._norm = norm
+chunks = iter(range(1000))
+def after_the_first_ones(what, size):
+    return what == "copy" and next(chunks) == 8 and not computes.wait(10)
+worker.device_of = lambda name, **about: cpu_device.CpuDevice(128 << 20, fault=after_the_first_ones)
+worker.serve(channel, worker.Config(**json.loads(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(has_torch(), reason="the forward that tells when it begins is NumPy's")
+async def test_a_batch_begins_with_the_first_weights_and_says_what_it_waited_for_the_others() -> None:
+    """The ninth of eleven chunks comes only once the forward, which begins with words and their norm, computes."""
+    spec = next(iter(available(["minilm"]))).spec
+    command = (sys.executable, "-P", "-c", BEGIN + SLOW_TO_COME)
+    worker = Worker(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0, command=command)
+    try:
+        answer, again = await worker.score("minilm", [A]), await worker.score("minilm", [A])
+    finally:
+        await worker.end()
+    assert answer.get("entries") == again["entries"], answer
+    assert (answer["states"]["minilm"], again["restore_s"]) == ("resident", None)
+    assert answer["restore_s"] > 0
+    assert answer["moves"]["failed"] == 0
 
 
 @pytest.mark.slow

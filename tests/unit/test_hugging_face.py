@@ -168,11 +168,11 @@ def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_neve
     whole, model = scored(model_of("logprobs", teacher), items), model_of("logprobs", teacher)
     forward, passes = model.weights, list[int]()
 
-    def with_room_for_six(content: Any, **arguments: Any) -> Any:
+    def with_room_for_six(content: Any, arrived: Any, **arguments: Any) -> Any:
         passes.append(arguments["input_ids"].numel())
         if passes[-1] > 6:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(content, **arguments)  # type: ignore[operator]
+        return forward(content, arrived, **arguments)  # type: ignore[operator]
 
     model.weights = with_room_for_six  # type: ignore[misc, assignment]
     found = model.score(items, forward.content).entries

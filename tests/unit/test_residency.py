@@ -67,21 +67,31 @@ class Machine(RuleBasedStateMachine):
     def resident(self, names: set[str]) -> set[str]:
         return {name for name in names if self.state(name) is Residence.RESIDENT}
 
-    @rule(name=NAMES, waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]))
-    def use(self, name: str, waiting: list[str], fault: str | None) -> None:
+    @rule(name=NAMES, waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]), early=st.booleans())
+    def use(self, name: str, waiting: list[str], fault: str | None, early: bool) -> None:
         kept = self.resident(self.pinned - {name}) | self.busy
-        with ExitStack() as stack:
-            try:
+        try:
+            with ExitStack() as stack:
                 if self.state(name) is Residence.COLD:
                     self.residency.load(name, weights_of(name))
                 self.faults.armed = {fault} if fault else set()
-                content = stack.enter_context(self.residency.using(name, waiting=waiting))
-            except (NoRoom, CopyFailed):
-                assert self.state(name) in (Residence.COLD, Residence.HOST)
-                assert fault or kept or self.pinned or SIZES[name] > CAPACITY
-            else:
+                content = self.whole(name, waiting, stack, early=early)
                 self.uses.append((name, stack.pop_all(), content))
+        except (NoRoom, CopyFailed):
+            assert self.state(name) in (Residence.COLD, Residence.HOST)
+            assert fault or kept or self.pinned or SIZES[name] > CAPACITY
         assert self.resident(kept) == kept
+
+    def whole(self, name: str, waiting: list[str], stack: ExitStack, *, early: bool) -> memoryview:
+        if not early:
+            found: memoryview = stack.enter_context(self.residency.using(name, waiting=waiting))
+            return found
+        content, arrived = stack.enter_context(self.residency.streaming(name, waiting=waiting))
+        arrived(SIZES[name] // 3)
+        assert content[: SIZES[name] // 3] == weights_of(name).content[: SIZES[name] // 3]
+        arrived(SIZES[name])
+        assert self.state(name) is Residence.RESIDENT
+        return content
 
     @rule(waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]))
     def prefetch(self, waiting: list[str], fault: str | None) -> None:
@@ -311,6 +321,36 @@ class TestStreaming:
         with residency.streaming("a") as (content, arrived):
             arrived(SIZES["a"])
             assert content == weights_of("a").content
+        residency.close()
+
+    def test_what_is_needed_next_comes_once_all_is_there_and_what_computes_stays(self) -> None:
+        residency = Residency(CpuDevice(SIZES["a"] + SIZES["b"]))
+        for name in "abe":
+            residency.load(name, weights_of(name))
+        with residency.using("b"):
+            pass
+        with residency.streaming("a") as (content, arrived):
+            assert residency.prefetch(["e"]) is None, "a copy is on its way"
+            arrived(SIZES["a"])
+            assert residency.prefetch(["e"]) == "e"
+            assert content == weights_of("a").content
+            with pytest.raises(Busy):
+                residency.evict("a")
+        assert residency.states["b"] is Residence.HOST
+        residency.evict("a")
+        residency.close()
+
+    def test_one_that_came_while_it_was_used_counts_as_used(self) -> None:
+        residency = Residency(CpuDevice(CAPACITY))
+        for name, times in (("b", 1), ("a", 3)):
+            residency.load(name, weights_of(name))
+            for _ in range(times):
+                with residency.streaming(name):
+                    pass
+        residency.load("c", weights_of("c"))
+        with residency.using("c"):
+            assert residency.states["b"] is Residence.HOST
+            assert residency.states["a"] is Residence.RESIDENT
         residency.close()
 
     def test_a_copy_that_breaks_off_under_a_forward_leaves_nothing_behind(self) -> None:

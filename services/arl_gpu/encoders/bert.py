@@ -80,18 +80,19 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
     import torch  # only where there is one; it takes a second and 200 MiB
     from torch.nn import functional
 
-    tensors = {
-        name: array if isinstance(array, torch.Tensor) else torch.from_numpy(array) for name, array in weights.items()
-    }
-    words = tensors["embeddings.word_embeddings.weight"]
+    def tensor(name: str) -> Any:
+        array = weights[name]
+        return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+
+    words = tensor("embeddings.word_embeddings.weight")
     padded, mask = (torch.from_numpy(each).to(words.device) for each in _padded(ids))
 
     def linear(x: Any, name: str) -> Any:
-        return functional.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+        return functional.linear(x, tensor(f"{name}.weight"), tensor(f"{name}.bias"))
 
     def norm(x: Any, name: str) -> Any:
-        at = f"{name}.weight", f"{name}.bias"
-        return functional.layer_norm(x, x.shape[-1:], tensors[at[0]], tensors[at[1]], config.epsilon)
+        weight, bias = tensor(f"{name}.weight"), tensor(f"{name}.bias")
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, config.epsilon)
 
     def heads(x: Any) -> Any:
         return x.unflatten(-1, (config.heads, -1)).transpose(1, 2)
@@ -99,8 +100,8 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
     with torch.inference_mode():
         attend = None if mask.all() else mask[:, None, None, :]
         x = functional.embedding(padded, words)
-        x = x + tensors["embeddings.position_embeddings.weight"][: padded.shape[1]]
-        x = norm(x + tensors["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+        x = x + tensor("embeddings.position_embeddings.weight")[: padded.shape[1]]
+        x = norm(x + tensor("embeddings.token_type_embeddings.weight")[0], "embeddings.LayerNorm")
         for layer in (f"encoder.layer.{number}" for number in range(config.layers)):
             parts = [heads(linear(x, f"{layer}.attention.self.{part}")) for part in ("query", "key", "value")]
             seen = functional.scaled_dot_product_attention(*parts, attn_mask=attend).transpose(1, 2).flatten(2)

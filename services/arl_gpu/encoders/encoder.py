@@ -10,7 +10,7 @@ from arl_core.batching import padding
 from arl_gpu.encoders.bert import encode_numpy, encode_torch, has_torch, read_config
 from arl_gpu.encoders.tokens import Tokens, WordPieces
 from arl_gpu.encoders.weights import FlatWeights, read_weights
-from arl_gpu.kinds.model import Entry, Scored, failed
+from arl_gpu.kinds.model import Arrived, Entry, Scored, all_there, failed
 from arl_gpu.passes import Passes
 
 __all__ = ["Encoded", "Encoder", "empty"]
@@ -46,7 +46,7 @@ class Encoder:
         self.weights: FlatWeights = read_weights(directory / "model.safetensors", *further)
         self._passes = Passes(cpu_tokens=CPU_TOKENS, parameters=self.weights.size // BYTES)
 
-    def encode(self, given: Sequence[str], content: Any) -> Encoded:
+    def encode(self, given: Sequence[str], content: Any, arrived: Arrived = all_there) -> Encoded:
         """A text that is there several times is encoded once; equal ones in another company may differ by 1e-6."""
         texts = list(dict.fromkeys(given))
         tokens = dict(zip(texts, self.pieces.split(texts), strict=True))
@@ -54,10 +54,12 @@ class Encoder:
         lengths = [len(tokens[text].ids) for text in wanted]
         grouped = self._passes.grouped(lengths, content)
         begun, cpu = time.monotonic(), time.process_time()
-        arrays = self.weights.arrays(content)
+        arrays = self.weights.arrays(content, arrived)
 
         def encoded(group: Sequence[int]) -> Any:
-            return self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
+            found = self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
+            arrived(self.weights.size)  # also what no forward reads, so that the next service's copy can begin
+            return found
 
         vectors = {wanted[at]: each for at, each in self._passes.computed(grouped, lengths, encoded).items()}
         took, used = time.monotonic() - begun, time.process_time() - cpu

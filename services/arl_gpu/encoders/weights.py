@@ -1,6 +1,7 @@
 """A model's weights in one flat piece of host memory, and the same arrays wherever those bytes are."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from arl_gpu.kept import Kept, Piece
+from arl_gpu.kinds.model import Arrived, all_there
 
 __all__ = ["Array", "FlatWeights", "read_weights"]
 
@@ -23,13 +25,38 @@ Array = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class _Place:
     offset: int
+    end: int
+    """Where the next one begins."""
     shape: tuple[int, ...]
 
-    def of_tensor(self, flat: Any) -> Any:
-        """Of bytes on some device of torch's."""
+    def of(self, content: Any) -> Any:
+        """A view of `content`: a tensor, where it is one of torch."""
+        if isinstance(content, memoryview | bytearray):
+            return np.frombuffer(content, np.float32, math.prod(self.shape), self.offset).reshape(self.shape)
         from torch import float32  # where there is such a tensor, there is torch
 
-        return flat[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
+        return content[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
+
+
+class _Arrays(Mapping[str, Array]):
+    """Views of a content. Whoever asks for one has its bytes there."""
+
+    def __init__(self, content: Any, places: Mapping[str, _Place], arrived: Arrived) -> None:
+        self._content, self._places, self._arrived = content, places, arrived
+        self._found: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if (found := self._found.get(name)) is None:
+            place = self._places[name]
+            self._arrived(place.end)
+            found = self._found[name] = place.of(self._content)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class FlatWeights(Kept):
@@ -40,17 +67,13 @@ class FlatWeights(Kept):
         self.places: dict[str, _Place] = {}
         self.size = 0
         for name, array in arrays.items():
-            self.places[name] = _Place(self.size, tuple(array.shape))
-            self.size += -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
+            end = self.size + -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
+            self.places[name] = _Place(self.size, end, tuple(array.shape))
+            self.size = end
 
-    def arrays(self, content: Any) -> dict[str, Array]:
+    def arrays(self, content: Any, arrived: Arrived = all_there) -> Mapping[str, Array]:
         """Views of `content`, which is this one or a copy of it elsewhere: tensors, where it is one of torch."""
-        if not isinstance(content, memoryview | bytearray):
-            return {name: place.of_tensor(content) for name, place in self.places.items()}
-        return {
-            name: np.frombuffer(content, np.float32, int(np.prod(place.shape)), place.offset).reshape(place.shape)
-            for name, place in self.places.items()
-        }
+        return _Arrays(content, self.places, arrived)
 
     def _pieces(self) -> Iterator[Piece]:
         for name, array in self._arrays.items():
@@ -62,9 +85,17 @@ class FlatWeights(Kept):
 
 
 def read_weights(*paths: Path) -> FlatWeights:
-    """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights."""
+    """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights.
+
+    In about the order in which they are read, so that a forward can begin with the first of them.
+    """
     tensors: dict[str, Any] = {}
     for path in paths:
         with safe_open(path, framework="np") as file:
-            tensors |= {name: file.get_tensor(name) for name in sorted(file.keys())}
+            tensors |= {name: file.get_tensor(name) for name in sorted(file.keys(), key=_in_layers)}
     return FlatWeights({name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)})
+
+
+def _in_layers(name: str) -> list[str | int]:
+    """Layer 10 after layer 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -1,6 +1,7 @@
 """Every tensor of a torch module in one flat piece of host memory, and calls of the module from wherever it lies."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch.func import functional_call
 
 from arl_gpu.kept import Kept, Piece
+from arl_gpu.kinds.arriving import Arriving
+from arl_gpu.kinds.model import Arrived, all_there
 
 __all__ = ["FlatModule"]
 
@@ -43,13 +46,17 @@ class FlatModule(Kept):
             self._places[name] = by_storage[key]
         self.size = max(1, end)
 
-    def __call__(self, content: Any, **arguments: Any) -> Any:
+    def __call__(self, content: Any, arrived: Arrived = all_there, **arguments: Any) -> Any:
         """A forward that reads its weights from `content`: this one's, or a copy of it on some device."""
-        with torch.inference_mode():
-            return functional_call(self.module, self._views(content), (), arguments)
-
-    def _views(self, content: Any) -> dict[str, Any]:
         flat = content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=torch.uint8)
+        views = self._views(flat)
+        waits = nullcontext() if arrived is all_there else Arriving(flat, arrived, alignment=ALIGNMENT)
+        with torch.inference_mode(), waits:
+            found = functional_call(self.module, views, (), arguments)
+        arrived(self.size)  # also what no forward reads, so that the next service's copy can begin
+        return found
+
+    def _views(self, flat: Any) -> dict[str, Any]:
         return {
             name: flat[place.offset : place.offset + place.size].view(place.dtype).view(place.shape)
             for name, place in self._places.items()
@@ -75,8 +82,12 @@ class FlatModule(Kept):
 
 
 def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
-    yield from module.named_parameters(remove_duplicate=False)
+    """In about the order in which they are read, so that a forward can begin with the first of them.
+
+    Buffers are small, and tables of positions are what a forward begins with.
+    """
     yield from module.named_buffers(remove_duplicate=False)
+    yield from module.named_parameters(remove_duplicate=False)
 
 
 def _shape_of(tensor: Any) -> Any:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from arl_core.batching import padding
 from arl_gpu.kinds.flat import FlatModule
-from arl_gpu.kinds.model import Entry, Item, Scored, failed
+from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
 from arl_gpu.passes import MAX_PADDING, Passes
 from arl_gpu.services import NotSplit, longest, made_of
 
@@ -66,7 +66,7 @@ class _HuggingFace:
             _split(module, rank=options["rank"], size=size)
         self.weights = FlatModule(module)
 
-    def score(self, items: Sequence[Item], content: Any) -> Scored:
+    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
         """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
         reads = [self._read(item) for item in items]
         wanted = [read for read in reads if isinstance(read, _Read)]
@@ -75,7 +75,7 @@ class _HuggingFace:
         begun, cpu = time.monotonic(), time.process_time()
 
         def entries_of(group: Sequence[int]) -> Iterator[Entry]:
-            return self._entries([wanted[at] for at in group], content)
+            return self._entries([wanted[at] for at in group], content, arrived)
 
         def too_large(at: int) -> Entry:
             return failed("out_of_memory", f"{lengths[at]} tokens take more memory than the device has beside weights")
@@ -89,7 +89,7 @@ class _HuggingFace:
     def _read(self, item: Item) -> "_Read | Entry":
         raise NotImplementedError
 
-    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
+    def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
         raise NotImplementedError
 
     @cached_property
@@ -105,7 +105,7 @@ class _HuggingFace:
         """A model that knows no padding gets texts of one length at a time."""
         return self._passes.grouped(lengths, content, max_padding=MAX_PADDING if self._pad is not None else 0.0)
 
-    def _logits(self, reads: Sequence[_Read], content: Any) -> Any:
+    def _logits(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Any:
         device = content.device if isinstance(content, torch.Tensor) else "cpu"
         width, pad = max(len(read.ids) for read in reads), self._pad or 0
 
@@ -119,7 +119,7 @@ class _HuggingFace:
         types = [read.types for read in reads if read.types is not None]
         if len(types) == len(reads):
             given["token_type_ids"] = padded(types, 0)
-        return self.weights(content, **given).logits
+        return self.weights(content, arrived, **given).logits
 
     def _unknown(self, ids: Ids) -> Entry | None:
         unknown = next((id for id in ids if id >= self._vocabulary), None)
@@ -194,8 +194,8 @@ class Classifier(_HuggingFace):
     def _cut(self, ids: Ids) -> _Read:
         return _Read(ids[: self._max_tokens], truncated=len(ids) > self._max_tokens)
 
-    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
-        logits = self._logits(reads, content).float()
+    def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
+        logits = self._logits(reads, content, arrived).float()
         if self._activation:
             logits = logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
         for read, values in zip(reads, logits.tolist(), strict=True):
@@ -236,8 +236,8 @@ class LogProbs(_HuggingFace):
             return failed("too_many", f"{top} of {len(ids)} tokens; one item has at most {MOST_OF_ALL} in all")
         return self._unknown([*ids, *labels]) or _Read(ids, top=min(top, self._vocabulary), labels=labels)
 
-    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
-        for read, logits in zip(reads, self._logits(reads, content), strict=True):
+    def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
+        for read, logits in zip(reads, self._logits(reads, content, arrived), strict=True):
             entry = self._next(read, logits) if read.labels else self._given(read, logits)
             rows = [entry["values"]] if read.labels else [entry["logprobs"][1:], *entry.get("top_logprobs", ())]
             is_finite = all(math.isfinite(number) for row in rows for number in row)

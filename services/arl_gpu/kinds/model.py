@@ -1,17 +1,19 @@
 """What the worker asks of a model, whatever it computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from arl_gpu.kept import Hold
 
-__all__ = ["Entry", "Item", "Loaded", "Model", "Scored", "Weights", "failed"]
+__all__ = ["Arrived", "Entry", "Item", "Loaded", "Model", "Scored", "Weights", "all_there", "failed"]
 
 Item = Mapping[str, Any]
 """As the client sent it."""
 Entry = dict[str, Any]
 """`score` and `truncated`, or `error`."""
+Arrived = Callable[[int], None]
+"""Returns once so many of a content's first bytes are there. Raises `CopyFailed` where they won't be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class Scored:
     padding: float
     forward_cpu_s: float
     forward_s: float
+
+
+def all_there(upto: int) -> None:
+    """Of a content that has arrived."""
 
 
 def failed(code: str, message: str) -> Entry:
@@ -57,6 +63,9 @@ class Model(Protocol):
         """What computes the forward."""
         ...
 
-    def score(self, items: Sequence[Item], content: Any) -> Scored:
-        """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU."""
+    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
+        """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU.
+
+        What it reads of that it waits for by `arrived`, so that it may begin before all of it is there.
+        """
         ...
