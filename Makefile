@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Named so because pickling by value, which TRL's data sets do, spares what lies in a directory of that name.
-TORCH := .torch/site-packages
+TORCH := $(CURDIR)/.torch/site-packages
 # Half of it waits for processes to start; a file's tests share a system, so they stay together. In the order of their
 # names, as files with few tests, which would come last, are those that take long.
 LANES := -n 2 --dist loadfile --no-loadscope-reorder
@@ -47,7 +47,7 @@ $(TORCH)/.ready: constraints.txt $(VENV)/.ready
 test-torch: $(TORCH)/.ready
 	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_arriving.py tests/unit/test_encoders.py tests/unit/test_hugging_face.py \
 		tests/unit/test_quality.py tests/unit/test_teachers.py tests/unit/test_tensor_parallel.py \
-		tests/service/test_split_services.py tests/contract/test_trl.py
+		tests/service/test_split_services.py tests/contract/test_trl.py tests/gpu
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

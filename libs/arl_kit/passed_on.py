@@ -7,7 +7,7 @@ __all__ = ["passed_on"]
 ALWAYS = ("PATH", "HOME", "LANG", "TZ")
 LIBRARIES = ("LD_LIBRARY_PATH", "PYTHONPATH")
 """Where a cluster's modules put the driver's libraries, and torch."""
-OF_DEVICES = ("CUDA_", "NCCL_", "PYTORCH_")
+OF_DEVICES = ("CUBLAS_", "CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_")
 """What such names begin with. A batch scheduler says in CUDA_VISIBLE_DEVICES which GPUs are its job's."""
 
 

@@ -8,20 +8,24 @@ layer of them, which is no model and reads every byte as one does.
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from arl_gpu.device import Device
+from arl_gpu.host_memory import limit_bytes
+from arl_gpu.kept import Piece, own
 from arl_gpu.residency import Residency
 from arl_gpu.worker import device_of
 
 __all__ = ["copies"]
 
 MIB = 1 << 20
+PIECE = 64 * MIB
 WIDTH = 4096
 """Of a layer; 8 billion parameters have it."""
 NAME = "synthetic"
@@ -33,23 +37,34 @@ class _Weights:
 
 
 def copies(device: str, mib: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each repeat. Raises where the device is not there or has no room."""
+    """Seconds of each repeat. Raises where the device is not there, or has no room, or this machine no memory."""
+    # The weights, and on the CPU device their copy; on a GPU what is pinned for the plain one, which torch rounds up.
+    needed = 2 * mib * MIB if device == "cpu" else mib * MIB + (1 << (mib * MIB - 1).bit_length())
+    if needed > limit_bytes():
+        raise MemoryError(f"{needed // MIB} MiB are needed, and this machine has {limit_bytes() // MIB}: ask for fewer")
     measured = _Measured(device_of(device, device_mib=mib), mib * MIB)
     found = [measured.once() for _ in range(repeats)]
     measured.close()
     return {name: [each[name] for each in found] for name in found[0]}
 
 
+def _pieces(size: int) -> Iterator[Piece]:
+    """Random bytes, the same ones again and again."""
+    numbers = np.random.default_rng(0).integers(0, 2**15, PIECE // 2, np.uint16).view(np.uint8).data
+    for start in range(0, size, PIECE):
+        yield start, numbers[: size - start]
+
+
 class _Measured:
     def __init__(self, device: Device, size: int) -> None:
         self._device = device
         self._residency = Residency(device)
-        rng = np.random.default_rng(0)
-        self._weights = _Weights(memoryview(bytearray(rng.integers(0, 2**15, size // 2, np.uint16).tobytes())))
+        self._weights = _Weights(own(size, partial(_pieces, size)))
         self._layer = min(2 * WIDTH * WIDTH, size)
         began = time.monotonic()
         self._residency.load(NAME, self._weights)
         self.register_s = time.monotonic() - began
+        self._source = _pinned(self._weights.content) if device.kind == "cuda" else self._weights.content
         self._multiply: Callable[[Any], None] = _on_gpu if device.kind == "cuda" else _on_cpu
 
     def once(self) -> dict[str, float]:
@@ -89,19 +104,26 @@ class _Measured:
             _synchronize(self._device)
 
     def _plain(self) -> float:
-        """One copy into one block, by the library alone."""
+        """One copy into one block, by the library alone: on a GPU from memory that it has pinned itself."""
         block = self._device.alloc(len(self._weights.content))
         try:
-            return _seconds(lambda: _copied(self._device, block.view(), self._weights.content))
+            return _seconds(lambda: _copied(self._device, block.view(), self._source))
         finally:
             self._device.free(block)
 
 
-def _copied(device: Device, target: Any, content: memoryview) -> None:
+def _pinned(content: memoryview) -> Any:
+    import torch  # only where there is a GPU
+
+    pinned = torch.empty(len(content), dtype=torch.uint8, pin_memory=True)
+    return pinned.copy_(torch.frombuffer(content, dtype=torch.uint8))
+
+
+def _copied(device: Device, target: Any, content: Any) -> None:
     if device.kind == "cuda":
         import torch  # only where there is a GPU
 
-        target.copy_(torch.frombuffer(content, dtype=torch.uint8), non_blocking=True)
+        target.copy_(content, non_blocking=True)
         torch.cuda.synchronize()
     else:
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(content, np.uint8))

@@ -6,6 +6,7 @@ device for what the compute stream was given before, so no forward loses its wei
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,10 @@ class _OwnBlock:
 
 
 class _Event:
-    """`ends`: how many bytes are there after which event, in order."""
+    """`ends`: how many bytes are there after which event, in order. `source` has to last as long as the copy."""
 
-    def __init__(self, begun: Any, ends: Sequence[tuple[int, Any]]) -> None:
-        self._begun, self._ends = begun, ends
+    def __init__(self, begun: Any, ends: Sequence[tuple[int, Any]], source: Any) -> None:
+        self._begun, self._ends, self._source = begun, ends, source
 
     def wait(self, upto: int | None = None) -> None:
         wanted = self._ends[-1][0] if upto is None else min(upto, self._ends[-1][0])
@@ -91,7 +92,7 @@ class CudaDevice:
         free, total = torch.cuda.mem_get_info(index)
         self.capacity = capacity if capacity is not None else int((total if shared else free) * SHARE)
         room = aligned(self.capacity, ALIGNMENT) + ROUNDING * ALIGNMENT
-        self._arena = None if shared else self._reserved(room, free)
+        self._arena = None if shared else self._own(room)
         self._places = Places(capacity=self.capacity, room=room, alignment=ALIGNMENT)
         self._stream = torch.cuda.Stream(index)
         self._pinned: dict[int, int] = {}
@@ -107,20 +108,25 @@ class CudaDevice:
         failed = int(torch.cuda.cudart().cudaHostRegister(address, len(content), 0))
         if failed:
             log.warning("%d bytes of host memory could not be pinned: CUDA error %d", len(content), failed)
+            self._forget_error()
         else:
             self._pinned[address] = len(content)
 
     def unregister(self, content: memoryview) -> None:
         address = _flat(content).data_ptr()
-        if self._pinned.pop(address, None) is not None:
-            torch.cuda.cudart().cudaHostUnregister(address)
+        if address in self._pinned:
+            self._unpin(address)
 
-    def _reserved(self, room: int, free: int) -> Any:
-        arena = self._own(room)
-        left, _ = torch.cuda.mem_get_info(self._index)
-        if free - left < room:
-            raise DeviceFull(f"{room} bytes were reserved, and {free - left} less are free")
-        return arena
+    def _unpin(self, address: int) -> None:
+        del self._pinned[address]
+        if failed := int(torch.cuda.cudart().cudaHostUnregister(address)):
+            log.warning("host memory stays pinned: CUDA error %d", failed)
+            self._forget_error()
+
+    def _forget_error(self) -> None:
+        """CUDA keeps it for whatever kernel starts next, which would be somebody's forward."""
+        with suppress(RuntimeError):
+            torch.ones(1, device=f"cuda:{self._index}")
 
     def _own(self, size: int) -> Any:
         try:
@@ -143,6 +149,8 @@ class CudaDevice:
         """Raises `DeviceFull` also where all of the memory is reserved."""
         if self._arena is not None:
             raise DeviceFull("this device's memory is reserved; open it as one that is shared")
+        # What forwards had, torch keeps; the other process would not find it.
+        torch.cuda.empty_cache()
         return self._places.lend(size)
 
     def copy_async(self, block: Block, content: memoryview) -> Event:
@@ -157,13 +165,14 @@ class CudaDevice:
                 for start in range(0, block.size, CHUNK):
                     piece = slice(start, min(start + CHUNK, block.size))
                     target[piece].copy_(source[piece], non_blocking=True)
-                    ends.append((piece.stop, torch.cuda.Event(enable_timing=True)))
+                    # `blocking`: whoever waits for it keeps no core busy meanwhile.
+                    ends.append((piece.stop, torch.cuda.Event(enable_timing=True, blocking=True)))
                     ends[-1][1].record()
         except RuntimeError as error:
             # What was begun may still write to the block, which its owner frees now.
             self._stream.synchronize()
             raise CopyFailed(str(error)) from error
-        return _Event(begun, ends)
+        return _Event(begun, ends, source)
 
     def free(self, block: Block) -> None:
         if isinstance(block, _OwnBlock):
@@ -183,8 +192,7 @@ class CudaDevice:
     def close(self) -> None:
         self._stream.synchronize()
         for address in [*self._pinned]:
-            del self._pinned[address]
-            torch.cuda.cudart().cudaHostUnregister(address)
+            self._unpin(address)
         self._arena = None
         torch.cuda.empty_cache()
 

@@ -11,7 +11,7 @@ from arl_core.fence import Fence
 from arl_gpu.kinds.model import Entry, Item
 from arl_store.tx import Row
 
-__all__ = ["Job", "Report", "cost_of", "job_of", "storable", "storable_json"]
+__all__ = ["MAX_TOKENS", "Job", "Report", "cost_of", "job_of", "storable", "storable_json"]
 
 CHARACTERS_PER_TOKEN = 4
 """Of ASCII."""

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import FileIO
 
 __all__ = ["Hold", "Kept", "Piece", "own", "shared"]
@@ -47,7 +48,12 @@ class Kept:
 
 
 def own(size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
-    content = memoryview(bytearray(size))
+    """Whole pages of this process's own, large ones where the system has them: devices register memory by pages."""
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    content = memoryview(pages)
     for offset, piece in pieces():
         content[offset : offset + len(piece)] = piece
     return content

@@ -10,8 +10,9 @@ __all__ = ["HOST_FULL", "STEP", "checked", "read", "read_blocking", "write", "wr
 _LENGTH = 4
 LARGEST = 256 << 20
 """Bytes of a message. What says that it is longer is none."""
-STEP = {"step": "engine"}
-"""From a worker before its answer, any number of times: it asks something of an engine now, or has asked."""
+STEP = {"step": "on the way"}
+"""From a worker before its answer, any number of times: it asks something of an engine now, or has asked, or has read
+some more of a model."""
 HOST_FULL = "host_full"
 """The error of an order for which a service has to be read, with its `host_bytes`: given again with `room`, it is."""
 DONE = frozenset({"states", "used_bytes", "moves", "fitting"})

@@ -24,7 +24,7 @@ GPU_PASS_WORK = 1.5e12
 GPU that does 1.5e14 a second in 16 bits. By arithmetic: no GPU has been asked."""
 GOOD_PASSES = 16
 """As large as there was memory for lately, before larger ones are tried again: others may have had that memory."""
-OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 """In messages of torch's errors that are of no class of their own."""
 T = TypeVar("T")
 
@@ -111,7 +111,10 @@ def _tried(group: Sequence[int], compute: Callable[[Sequence[int]], Iterable[T]]
     except Exception as error:
         if must or not _is_out_of_memory(error):
             raise
-        return None
+    # What the driver itself lacks, as for a kernel that is loaded at its first use, torch may keep unused.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.cuda.empty_cache()
+    return None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -77,7 +77,12 @@ KNOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 
 LONGEST = 8192
 """Tokens that are read of an item, unless the service's options say more."""
-OFFSET = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer")
+OFFSET = frozenset(
+    {
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
 """Model types whose positions begin behind the padding's number: of 514, texts have 512."""
 READERS = ("safetensors", "tokenizers")
 

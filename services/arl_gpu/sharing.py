@@ -6,6 +6,7 @@ loop and planner in every case; only what a restore and an eviction do differs, 
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -14,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arl_gpu.synthetic import SharedConfig, Way
+from arl_gpu.synthetic import MIB, SharedConfig, Way
 from arl_gpu.timed import Asked, Timed, Watched
 from arl_gpu.turns import Turns
+from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Shared", "Sharing", "share"]
 
@@ -57,16 +59,20 @@ class Shared:
 
 
 async def share(asked: Sharing) -> Shared:
-    """Raises `WorkerDied` where the device is not there, or has no room."""
+    """Raises `WorkerDied` where the device is not there, or has no room, and `OSError` where the disk has none."""
+    _has_room(asked)
     way, begun = Way(asked.way), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=asked.directory) as directory:
         workers = _workers(asked, way, Path(directory))
         try:
             for name, worker in workers.items():
-                await worker.restore(name)
+                answer = await worker.restore(name)
+                if "error" in answer:
+                    raise WorkerDied(f"{name} did not come to the device: {answer['error']}: {answer['message']}")
                 worker.forget_moves()
             prepared_s = time.monotonic() - begun
-            timed = Timed(workers, lambda: _turns(asked))
+            longest = max((tokens for _, _, tokens in asked.requests), default=1)
+            timed = Timed(workers, lambda: _turns(asked), max_tokens=longest)
             ended = await timed.run([Asked(at, name, [_item(tokens)]) for at, name, tokens in asked.requests])
         finally:
             await asyncio.gather(*(worker.end() for worker in set(workers.values())))
@@ -78,6 +84,12 @@ async def share(asked: Sharing) -> Shared:
         evicted=sum(worker.evicted for worker in set(workers.values())),
         prepared_s=prepared_s,
     )
+
+
+def _has_room(asked: Sharing) -> None:
+    needed, free = sum(asked.mib.values()) * MIB, shutil.disk_usage(asked.directory).free
+    if Way(asked.way) is Way.RELOAD and needed > free:
+        raise OSError(f"{asked.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew")
 
 
 def _workers(asked: Sharing, way: Way, directory: Path) -> dict[str, Watched]:

@@ -5,13 +5,15 @@
 stand in for a model's; a service still answers with numbers that no other one would find.
 """
 
+import fcntl
 import json
 import mmap
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +25,7 @@ from arl_gpu import kinds
 from arl_gpu.device import Block, Device, Event
 from arl_gpu.kept import Hold
 from arl_gpu.kinds.model import Arrived, Item, Model, Scored, all_there
+from arl_gpu.waiting import until_computed
 from arl_gpu.worker import Config, serve
 
 __all__ = ["SharedConfig", "Synthetic", "Way"]
@@ -87,7 +90,7 @@ class Synthetic:
         content = bytearray(len(layer) * self._layers)
         for start in range(0, len(content), len(layer)):
             content[start : start + len(layer)] = layer
-        self._layer_bytes = len(layer)
+        self._layer_bytes, self._turn = len(layer), directory / "turn"
         self._begins_early = options["way"] == Way.KEEP
         on_disk = options["way"] == Way.RELOAD
         self.weights = _Weights(_on_disk(directory / options["name"], content) if on_disk else memoryview(content))
@@ -99,18 +102,20 @@ class Synthetic:
     def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
         if not self._begins_early:
             arrived(len(content))
-        begun, cpu = time.monotonic(), time.process_time()
+        begun = time.monotonic()
         lengths = [len(item["token_ids"]) for item in items]
         given = np.concatenate([np.asarray(item["token_ids"], np.float32) for item in items])
-        found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content, arrived)
+        with _alone(self._turn if self._shares > 1 else None):
+            computes_since, cpu = time.monotonic(), time.process_time()
+            found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content, arrived)
+            took, used = time.monotonic() - computes_since, time.process_time() - cpu
         ends = np.cumsum(lengths)
         entries = [
             {"score": float(found[end - length : end].mean())} for end, length in zip(ends, lengths, strict=True)
         ]
-        took = time.monotonic() - begun
-        # What a share of the device leaves to others.
-        time.sleep((self._shares - 1) * took)
-        return Scored(entries, len(items), sum(lengths), 0.0, time.process_time() - cpu, self._shares * took)
+        # A share of the device takes so many times as long, whatever others compute meanwhile.
+        time.sleep(max(0.0, begun + self._shares * took - time.monotonic()))
+        return Scored(entries, len(items), sum(lengths), 0.0, used, self._shares * took)
 
     def _cpu_forward(self, given: Any, content: Any, arrived: Arrived) -> Any:
         hidden = np.cos(np.outer(given, np.arange(1, self._width + 1, dtype=np.float32)))
@@ -129,7 +134,9 @@ class Synthetic:
         layers = content.view(torch.bfloat16).view(self._layers, self._width, self._width)
         for number, layer in enumerate(layers, 1):
             arrived(number * self._layer_bytes)
-            hidden = hidden @ layer
+            # Rounding makes numbers smaller, layer by layer, until services could not be told apart.
+            hidden = torch.nn.functional.rms_norm(hidden @ layer, (self._width,))
+        until_computed()
         return hidden[:, 0].float().cpu().numpy()
 
 
@@ -147,6 +154,17 @@ def _layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
         return matrix.tobytes()
     # bfloat16 is the upper half of a float32.
     return (matrix.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+@contextmanager
+def _alone(path: Path | None) -> Iterator[None]:
+    """Shares compute one after the other, each at full speed: how long one takes is known only alone."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class _OnDisk(mmap.mmap):
@@ -220,7 +238,23 @@ class _Reloaded(_Wrapped):
     def copy_async(self, block: Block, content: memoryview) -> Event:
         assert isinstance(content.obj, _OnDisk)
         content.obj.forget()
-        return self._device.copy_async(block, memoryview(bytearray(content)))
+        begun = time.monotonic()
+        read = memoryview(bytearray(content))
+        return _AfterReading(self._device.copy_async(block, read), time.monotonic() - begun)
+
+
+class _AfterReading:
+    """A copy, and what was done before it."""
+
+    def __init__(self, copied: Event, read_s: float) -> None:
+        self._copied, self._read_s = copied, read_s
+
+    def wait(self, upto: int | None = None) -> None:
+        self._copied.wait(upto)
+
+    @property
+    def took_s(self) -> float:
+        return self._read_s + self._copied.took_s
 
 
 BUS = {"s_per_byte": 0.0}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import Job, Report, cost_of_item
+from arl_gpu.jobs import MAX_TOKENS, Job, Report, cost_of_item
 from arl_gpu.kinds.model import Item
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scorer, Scoring
@@ -58,7 +58,11 @@ class Watched(Worker):
 class Timed:
     """One worker, or one for each service."""
 
-    def __init__(self, worker_of: Mapping[str, Scorer], turns: Callable[[], Turns]) -> None:
+    def __init__(
+        self, worker_of: Mapping[str, Scorer], turns: Callable[[], Turns], *, max_tokens: int = MAX_TOKENS
+    ) -> None:
+        """`max_tokens`: that the services read of an item."""
+        self._max_tokens = max_tokens
         self._ends: dict[Fence, asyncio.Future[tuple[float, Report]]] = {}
         made: dict[int, Scoring] = {}
         for worker in worker_of.values():
@@ -86,7 +90,7 @@ class Timed:
     async def _sent(self, begun: float, request: Asked) -> "asyncio.Future[tuple[float, Report]]":
         loop = asyncio.get_running_loop()
         await asyncio.sleep(begun + request.at - loop.time())
-        costs = [cost_of_item(item) for item in request.items]
+        costs = [cost_of_item(item, self._max_tokens) for item in request.items]
         job = Job(Fence(uuid4(), 1), request.service, LIMIT_S, list(request.items), costs)
         self._ends[job.fence] = loop.create_future()
         self._scoring_of[request.service].add(job)

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from arl_core.eviction import Eviction
-from arl_core.residency import Busy, Residence
+from arl_core.residency import Residence
 from arl_gpu import kinds
 from arl_gpu.arrivals import Arrivals
+from arl_gpu.codes import CODES, HostFull, code_of
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
-from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
 from arl_gpu.engines import Engines, key_of
 from arl_gpu.kept import Piece, own, shared
 from arl_gpu.kinds.model import Item, Model
-from arl_gpu.messages import HOST_FULL, STEP, read_blocking, write_blocking
-from arl_gpu.residency import NoRoom, NotFreed, Residency
-from arl_gpu.services import NotSplit, made_of
+from arl_gpu.messages import STEP, read_blocking, write_blocking
+from arl_gpu.residency import NotFreed, Residency
+from arl_gpu.services import made_of
 from arl_gpu.together import Meetings, Part, PeerGone, PeerNotReady, Peers, mark
 
 __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
@@ -37,31 +37,10 @@ __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
+STEP_BYTES = 256 * MIB
+"""That are read from files between two steps: of a large model, more than one order may take otherwise."""
 ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
 """The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
-
-
-class HostFull(Exception):
-    """Other workers have the host's memory, too: the manager has to be asked for so many bytes."""
-
-    def __init__(self, service: str, size: int) -> None:
-        super().__init__(f"{service} takes {size} bytes of host memory")
-        self.size = size
-
-
-CODES: Mapping[type[Exception], str] = {
-    HostFull: HOST_FULL,
-    NoRoom: "no_room",
-    CopyFailed: "copy_failed",
-    Busy: "busy",
-    EngineTooLarge: "engine_too_large",
-    EngineTrouble: "engine_trouble",
-    WakeFailed: "wake_failed",
-    NotSplit: "not_split",
-    PeerGone: "peer_gone",
-    PeerNotReady: "peer_not_ready",
-}
-"""Of an order that was not carried out: the nearest of the error's classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +86,7 @@ def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None
 
 class _Worker:
     def __init__(self, config: Config, keys: Mapping[str, str], on_step: Callable[[], None]) -> None:
-        self._specs = dict(config.services)
+        self._specs, self._on_step = dict(config.services), on_step
         self._shares_host = config.shares_host
         self._residency = Residency(
             config.open_device(),
@@ -154,7 +133,9 @@ class _Worker:
         except NotFreed:
             raise
         except tuple(CODES) as error:
-            answer = {"error": _code_of(error), "message": str(error)}
+            if isinstance(error, CopyFailed):
+                self._residency.check()
+            answer = {"error": code_of(error), "message": str(error)}
             answer |= {"host_bytes": error.size} if isinstance(error, HostFull) else {}
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
             self._residency.check()
@@ -342,6 +323,7 @@ class _Worker:
         spec = self._specs[service]
         (name, its, made), self._made = self._made or ("", {}, None), None
         model = made if made is not None and (name, its) == (service, spec) else kinds.make(spec)
+        self._on_step()
         try:
             model.weights.keep(partial(self._keep, service, room))
         except HostFull:
@@ -353,14 +335,24 @@ class _Worker:
         self, service: str, room: tuple[str, int] | None, size: int, pieces: Callable[[], Iterator[Piece]]
     ) -> memoryview:
         """Where its weights are kept; there is room before they are copied there. Raises `NoRoom`, `HostFull`."""
+        stepping = partial(self._stepping, pieces)
         if not self._shares_host:
             self._residency.expect(service, size)
             self._forget_cold()
-            return own(size, pieces)
+            return own(size, stepping)
         path, most = room or ("", 0)
         if most != size:
             raise HostFull(service, size)
-        return shared(path, size, pieces)
+        return shared(path, size, stepping)
+
+    def _stepping(self, pieces: Callable[[], Iterator[Piece]]) -> Iterator[Piece]:
+        read = 0
+        for offset, piece in pieces():
+            yield offset, piece
+            read += len(piece)
+            if read >= STEP_BYTES:
+                self._on_step()
+                read = 0
 
     def _forget_cold(self) -> None:
         """A model of what left host memory holds its bytes still."""
@@ -371,10 +363,6 @@ class _Worker:
 def _told(error: Exception) -> str:
     """Of a file, what is wrong and not where it lies: whoever asked for a score reads it."""
     return error.strerror or "" if isinstance(error, OSError) else str(error)
-
-
-def _code_of(error: Exception) -> str:
-    return next(CODES[each] for each in type(error).__mro__ if each in CODES)
 
 
 def serve(channel: socket.socket, config: Config, keys: Mapping[str, str] | None = None) -> None:

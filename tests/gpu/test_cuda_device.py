@@ -1,12 +1,13 @@
 """The residency on a GPU. Skipped where there is none."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
+from arl_core.eviction import Eviction
 from arl_core.residency import Residence
 from arl_gpu.device import DeviceFull
 from arl_gpu.residency import NoRoom, Residency
@@ -33,11 +34,11 @@ def device() -> Iterator[Any]:
 
 
 def weights(size: int, seed: int) -> Bytes:
-    return Bytes(memoryview(bytearray(random.Random(seed).randbytes(size))))
+    return Bytes(memoryview(bytearray(np.random.default_rng(seed).bytes(size))))
 
 
 def test_bytes_arrive_as_they_are_and_leave_without_a_copy_back(device: Any) -> None:
-    residency = Residency(device)
+    residency = Residency(device, eviction=Eviction.LRU)
     kept = {name: weights(300 * MIB + at, seed=at) for at, name in enumerate(("a", "b", "c"))}
     for name, each in kept.items():
         residency.load(name, each)
@@ -62,6 +63,33 @@ def test_a_copy_ahead_disturbs_no_forward(device: Any) -> None:
     with residency.using("b") as content:
         assert bytes(content[:MIB].cpu().numpy()) == second.content[:MIB]
     residency.close()
+
+
+def test_a_forward_begins_with_the_first_bytes_and_finds_all_of_them(device: Any) -> None:
+    residency = Residency(device)
+    kept = weights(500 * MIB, seed=3)
+    residency.load("a", kept)
+    with residency.streaming("a") as (content, arrived):
+        found = []
+        for start in range(0, 500 * MIB, 50 * MIB):
+            arrived(start + 50 * MIB)
+            found.append(content[start : start + 50 * MIB].to(torch.int64).sum())
+        assert [int(each) for each in found] == [
+            int(np.frombuffer(kept.content[start : start + 50 * MIB], np.uint8).sum(dtype=np.int64))
+            for start in range(0, 500 * MIB, 50 * MIB)
+        ]
+    residency.close()
+
+
+def test_memory_that_can_not_be_pinned_is_copied_all_the_same_and_no_forward_hears_of_it(device: Any) -> None:
+    kept = weights(64 * MIB, seed=4)
+    device.register(kept.content)
+    device.register(kept.content)  # a second time is an error
+    block = device.alloc(64 * MIB)
+    device.copy_async(block, kept.content).wait()
+    assert int(block.view().to(torch.int64).sum()) == int(np.frombuffer(kept.content, np.uint8).sum(dtype=np.int64))
+    device.free(block)
+    device.unregister(kept.content)
 
 
 def test_what_does_not_fit_takes_nothing(device: Any) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import os
 import platform
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import pytest_asyncio
@@ -16,8 +18,9 @@ import pytest_asyncio
 from arl_gpu.encoders.bert import has_torch
 from arl_gpu.groups import Groups
 from arl_gpu.host_memory import HostMemory
+from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.services import available
-from arl_gpu.worker import Config
+from arl_gpu.worker import Config, serve
 from arl_gpu.worker_client import COMMAND, Worker, WorkerDied
 from support.conditions import eventually
 
@@ -293,6 +296,24 @@ async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -
     assert "worker_died" in (await going).answer["error"]
     assert (host.written, host.granted) == (0, 0)
     host.close()
+
+
+def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it then gives it as long again."""
+    monkeypatch.setattr("arl_gpu.worker.STEP_BYTES", 8 << 20)
+    spec = next(iter(available(["minilm"]))).spec
+    ours, its = socket.socketpair()
+    thread = Thread(target=serve, args=(its, replace(CONFIG, services={"minilm": spec})))
+    thread.start()
+    write_blocking(ours, {"op": "restore", "name": "minilm"})
+    steps = 0
+    while (answer := read_blocking(ours)) == STEP:
+        steps += 1
+    ours.close()
+    thread.join()
+    assert answer is not None
+    assert answer["states"]["minilm"] == "resident"
+    assert steps > 5
 
 
 SLOW_TO_COME = """

@@ -184,10 +184,51 @@ def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_neve
     assert passes == [4 * 7, 2 * 3, 2 * 7, 5, 7], "halves of what is padded to the longest"
 
 
+def test_a_text_with_a_token_that_is_none_of_the_model_s_is_an_error_of_its_item(tmp_path: Path) -> None:
+    """As where a tokenizer was given more tokens than its model. A GPU computes nothing any more after such a look."""
+    smaller = transformers.BertConfig(**SIZE | {"vocab_size": len(WORDS) - 1}, num_labels=1)
+    directory = saved(tmp_path, transformers.BertForSequenceClassification(smaller))
+    bad, good = scored(model_of("sequence-classifier", directory), [{"text": f"w1 {WORDS[-1]}"}, {"text": "w1"}])
+    assert bad["error"]["code"] == "token_unknown"
+    assert "score" in good
+
+
+def test_a_padding_that_is_no_token_is_none(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(**SIZE, num_labels=1, pad_token_id=-1)
+    directory = saved(tmp_path, transformers.LlamaForSequenceClassification(config))
+    model = model_of("sequence-classifier", directory)
+    together = [entry["score"] for entry in scored(model, [{"text": text} for text in TEXTS])]
+    alone = [scored(model, [{"text": text}])[0]["score"] for text in TEXTS]
+    assert together == pytest.approx(alone, abs=TOLERANCE)
+
+
+def test_what_is_longer_than_the_positions_that_a_model_has_learnt_is_cut_there(reward: Path) -> None:
+    model = model_of("sequence-classifier", reward, max_tokens=4096)
+    tokens, text = scored(model, [{"token_ids": [5] * 100}, {"text": " ".join(["w1"] * 100)}])
+    assert (tokens["truncated"], text["truncated"]) == (True, True)
+
+
+def test_no_keys_and_values_are_kept_for_a_text_that_would_go_on(teacher: Path) -> None:
+    model = model_of("logprobs", teacher)
+    found = model.weights(model.weights.content, input_ids=torch.tensor([TOKENS[0]]))  # type: ignore[operator]
+    assert found.past_key_values is None
+
+
 def test_what_torch_says_where_a_cpu_has_too_little_memory_is_understood() -> None:
     passes = Passes(cpu_tokens=64, parameters=1)
     found = passes.computed([[0]], [1], lambda group: [torch.empty(1 << 60)], alone=lambda at: None)
     assert found == {0: None}
+
+
+def test_a_driver_without_memory_for_a_kernel_is_asked_for_less() -> None:
+    def compute(group: Sequence[int]) -> list[int]:
+        if len(group) > 1:
+            raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions.")
+        return list(group)
+
+    passes = Passes(cpu_tokens=64, parameters=1)
+    assert passes.computed([[0, 1, 2]], [1, 1, 1], compute) == {0: 0, 1: 1, 2: 2}
 
 
 @pytest.mark.parametrize(("ids", "code"), [([5], "too_short"), ([5] * 40, "too_long"), ([5, 64], "token_unknown")])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from arl_tangram.bench.last_words import why_it_ended
 from arl_wire.errors import Unavailable
 
 __all__ = ["Sizes", "run_copies"]
@@ -44,7 +45,7 @@ def _measured(sizes: Sizes, mib: int) -> dict[str, list[float]]:
     command = [sys.executable, "-P", "-m", "arl_gpu.copies", sizes.device, str(mib), str(sizes.repeats)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode:
-        raise Unavailable(done.stderr.strip().rpartition("\n")[2])
+        raise Unavailable(why_it_ended(done.stderr))
     found: dict[str, list[float]] = json.loads(done.stdout)["seconds"]
     return found
 

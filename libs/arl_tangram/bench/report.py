@@ -9,7 +9,19 @@ from typing import Any
 
 __all__ = ["document"]
 
-PACKAGES = ("arl-tangram", "httpx", "pydantic", "fastapi", "uvicorn", "sqlalchemy", "asyncpg")
+PACKAGES = (
+    "arl-tangram",
+    "httpx",
+    "pydantic",
+    "fastapi",
+    "uvicorn",
+    "sqlalchemy",
+    "asyncpg",
+    "numpy",
+    "torch",
+    "transformers",
+)
+NVIDIA = Path("/proc/driver/nvidia")
 
 
 def document(
@@ -34,6 +46,7 @@ def _machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        "gpus": _gpus(),
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
         "python": platform.python_version(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
@@ -47,6 +60,15 @@ def _cpu_model() -> str:
     except OSError:
         return "unknown"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _gpus() -> list[str]:
+    """Their models, as the driver says them; none where there is no driver."""
+    found = []
+    for said in sorted(NVIDIA.glob("gpus/*/information")):
+        lines = dict(line.split(":", 1) for line in said.read_text().splitlines() if ":" in line)
+        found.append(lines.get("Model", "unknown").strip())
+    return found
 
 
 def _versions() -> dict[str, str]:

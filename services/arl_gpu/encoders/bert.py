@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from arl_gpu.encoders.weights import Array
+from arl_gpu.waiting import until_computed
 
 __all__ = ["Config", "Encode", "encode_numpy", "encode_torch", "has_torch", "read_config"]
 
@@ -110,8 +111,11 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
             x = norm(x + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
         weight = mask[:, :, None].to(x.dtype)
         pooled = (x * weight).sum(1) / weight.sum(1).clamp(min=float(POOLED_AT_LEAST))
-        vectors: Array = functional.normalize(pooled, dim=1).cpu().numpy()
-    return vectors
+        vectors = functional.normalize(pooled, dim=1)
+        if vectors.is_cuda:
+            until_computed()
+        found: Array = vectors.cpu().numpy()
+    return found
 
 
 def _padded(ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from arl_gpu.kept import Kept, Piece
 from arl_gpu.kinds.arriving import Arriving
 from arl_gpu.kinds.model import Arrived, all_there
+from arl_gpu.waiting import until_computed
 
 __all__ = ["FlatModule"]
 
@@ -53,6 +54,8 @@ class FlatModule(Kept):
         waits = nullcontext() if arrived is all_there else Arriving(flat, arrived, alignment=ALIGNMENT)
         with torch.inference_mode(), waits:
             found = functional_call(self.module, views, (), arguments)
+        if flat.is_cuda:
+            until_computed()
         arrived(self.size)  # also what no forward reads, so that the next service's copy can begin
         return found
 

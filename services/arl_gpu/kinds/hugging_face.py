@@ -1,6 +1,9 @@
 """Models in the layout of Hugging Face from local files: classifiers, scalar rewards, rerankers, log-probabilities."""
 
+import itertools
 import math
+import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,9 @@ MOST_OF_ALL = 1 << 18
 """Likeliest tokens in one entry."""
 POSITIONS_AT_ONCE = 256
 """Of one row whose logits become float32 at once."""
+
+POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
+"""Names of tables of learnt positions."""
 
 Ids = list[int]
 
@@ -53,8 +59,12 @@ class _HuggingFace:
         self.made_of = made_of(directory)
         module = loader.from_pretrained(directory, dtype=dtype, use_safetensors=True, **LOCAL)
         self._directory, self._config = directory, module.config
-        self._max_tokens = int(options.get("max_tokens") or longest(module.config.to_dict()))
-        self._vocabulary = int(module.config.get_text_config().vocab_size)
+        asked = int(options.get("max_tokens") or longest(module.config.to_dict()))
+        self._max_tokens = min(asked, _most_positions(module))
+        words = module.get_input_embeddings().num_embeddings
+        self._vocabulary = min(words, int(module.config.get_text_config().vocab_size))
+        for config in (module.config, module.config.get_text_config()):
+            config.use_cache = False  # of keys and values, for a text that would go on
         size = int(options.get("tensor_parallel") or 1)
         self._passes = Passes(
             cpu_tokens=CPU_TOKENS,
@@ -68,7 +78,7 @@ class _HuggingFace:
 
     def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
         """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
-        reads = [self._read(item) for item in items]
+        reads = [self._known(self._read(item)) for item in items]
         wanted = [read for read in reads if isinstance(read, _Read)]
         lengths = [len(read.ids) for read in wanted]
         grouped = self._grouped(lengths, content)
@@ -98,14 +108,16 @@ class _HuggingFace:
 
     @property
     def _pad(self) -> int | None:
+        """None also where it is none of the tokens, as -1."""
         pad: int | None = self._config.pad_token_id
-        return pad
+        return pad if pad is not None and 0 <= pad < self._vocabulary else None
 
     def _grouped(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
         """A model that knows no padding gets texts of one length at a time."""
         return self._passes.grouped(lengths, content, max_padding=MAX_PADDING if self._pad is not None else 0.0)
 
-    def _logits(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Any:
+    def _logits(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> tuple[Any, Any]:
+        """And the ids that they are of, padded, where they are."""
         device = content.device if isinstance(content, torch.Tensor) else "cpu"
         width, pad = max(len(read.ids) for read in reads), self._pad or 0
 
@@ -119,12 +131,18 @@ class _HuggingFace:
         types = [read.types for read in reads if read.types is not None]
         if len(types) == len(reads):
             given["token_type_ids"] = padded(types, 0)
-        return self.weights(content, arrived, **given).logits
+        return self.weights(content, arrived, **given).logits, given["input_ids"]
 
-    def _unknown(self, ids: Ids) -> Entry | None:
-        unknown = next((id for id in ids if id >= self._vocabulary), None)
+    def _known(self, read: "_Read | Entry") -> "_Read | Entry":
+        """An error where a token is none of the model's: a GPU computes nothing more after it has looked for one.
+
+        A tokenizer may have tokens that were never made the model's, too.
+        """
+        if not isinstance(read, _Read):
+            return read
+        unknown = next((id for id in (*read.ids, *read.labels) if not 0 <= id < self._vocabulary), None)
         if unknown is None:
-            return None
+            return read
         return failed("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
 
 
@@ -166,8 +184,7 @@ class Classifier(_HuggingFace):
 
     def _read(self, item: Item) -> "_Read | Entry":
         if "token_ids" in item:
-            ids = list(item["token_ids"])
-            return self._unknown(ids) or self._cut(ids)
+            return self._cut(list(item["token_ids"]))
         if "messages" in item:
             return self._read_messages(item["messages"])
         for name in ("text", "reference"):
@@ -195,7 +212,7 @@ class Classifier(_HuggingFace):
         return _Read(ids[: self._max_tokens], truncated=len(ids) > self._max_tokens)
 
     def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
-        logits = self._logits(reads, content, arrived).float()
+        logits = self._logits(reads, content, arrived)[0].float()
         if self._activation:
             logits = logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
         for read, values in zip(reads, logits.tolist(), strict=True):
@@ -234,11 +251,20 @@ class LogProbs(_HuggingFace):
             return failed("too_long", f"{len(ids)} tokens; the model reads {self._max_tokens}")
         if len(ids) * top > MOST_OF_ALL:
             return failed("too_many", f"{top} of {len(ids)} tokens; one item has at most {MOST_OF_ALL} in all")
-        return self._unknown([*ids, *labels]) or _Read(ids, top=min(top, self._vocabulary), labels=labels)
+        return _Read(ids, top=min(top, self._vocabulary), labels=labels)
 
     def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
-        for read, logits in zip(reads, self._logits(reads, content, arrived), strict=True):
-            entry = self._next(read, logits) if read.labels else self._given(read, logits)
+        logits, ids = self._logits(reads, content, arrived)
+        # Of all texts together: each time that numbers are asked for, a GPU rests.
+        logprobs = _numbers(
+            [
+                _given(row, row_ids[: len(read.ids)])
+                for read, row, row_ids in zip(reads, logits, ids, strict=True)
+                if not read.labels
+            ]
+        )
+        for at, read in enumerate(reads):
+            entry = self._next(read, logits[at]) if read.labels else self._entry(read, next(logprobs), logits[at])
             rows = [entry["values"]] if read.labels else [entry["logprobs"][1:], *entry.get("top_logprobs", ())]
             is_finite = all(math.isfinite(number) for row in rows for number in row)
             yield entry if is_finite else failed("not_finite", "the model's output is not a number")
@@ -248,29 +274,54 @@ class LogProbs(_HuggingFace):
         values = (last[list(read.labels)] - last.logsumexp(-1)).tolist()
         return {"score": values[0], "values": values}
 
-    def _given(self, read: _Read, logits: Any) -> Entry:
-        parts = list(self._of_row(read, logits))
-        found = [value for logprobs, _, _, _ in parts for value in logprobs]
+    def _entry(self, read: _Read, found: list[float], logits: Any) -> Entry:
         entry: Entry = {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
         if read.top:
-            entry["ranks"] = [None, *(rank for _, ranks, _, _ in parts for rank in ranks)]
-            entry["top_token_ids"] = [[], *(row for _, _, ids, _ in parts for row in ids)]
-            entry["top_logprobs"] = [[], *(row for _, _, _, tops in parts for row in tops)]
+            parts = list(self._likeliest(read, logits))
+            entry["ranks"] = [None, *(rank for ranks, _, _ in parts for rank in ranks)]
+            entry["top_token_ids"] = [[], *(row for _, ids, _ in parts for row in ids)]
+            entry["top_logprobs"] = [[], *(row for _, _, tops in parts for row in tops)]
         return entry
 
-    def _of_row(
-        self, read: _Read, logits: Any
-    ) -> Iterator[tuple[list[float], list[int], list[Ids], list[list[float]]]]:
-        """Log-probabilities and ranks of some of its tokens after another, and what would have been likeliest there."""
+    def _likeliest(self, read: _Read, logits: Any) -> Iterator[tuple[list[int], list[Ids], list[list[float]]]]:
+        """Ranks of some of its tokens after another, and what would have been likeliest there."""
         targets = torch.tensor(read.ids[1:], device=logits.device)
-        for start in range(0, len(targets), POSITIONS_AT_ONCE):
-            wanted = targets[start : start + POSITIONS_AT_ONCE]
-            part = logits[start : start + len(wanted)].float()
+        for part, wanted in _at_once(logits, targets):
             those, norm = part.gather(1, wanted[:, None]), part.logsumexp(-1, keepdim=True)
-            logprobs = (those - norm)[:, 0].tolist()
-            if not read.top:
-                yield logprobs, [], [], []
-                continue
             best = part.topk(read.top, dim=-1)
             ranks = ((part > those).sum(-1) + 1).tolist()
-            yield logprobs, ranks, best.indices.tolist(), (best.values - norm).tolist()
+            yield ranks, best.indices.tolist(), (best.values - norm).tolist()
+
+
+def _given(logits: Any, ids: Any) -> Any:
+    """The log-probability of each of `ids` but the first, given those before it, where they are."""
+    parts = [
+        (part.gather(1, wanted[:, None]) - part.logsumexp(-1, keepdim=True))[:, 0]
+        for part, wanted in _at_once(logits, ids[1:])
+    ]
+    return torch.cat(parts)
+
+
+def _at_once(logits: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+    """Some positions after another, in float32, and what stands behind each."""
+    for start in range(0, len(targets), POSITIONS_AT_ONCE):
+        wanted = targets[start : start + POSITIONS_AT_ONCE]
+        yield logits[start : start + len(wanted)].float(), wanted
+
+
+def _numbers(tensors: Sequence[Any]) -> Iterator[list[float]]:
+    """Those of each, brought from their device all at once."""
+    numbers = iter(torch.cat([*tensors]).tolist() if tensors else [])
+    return (list(itertools.islice(numbers, len(each))) for each in tensors)
+
+
+def _most_positions(module: Any) -> int:
+    """Tokens for which it has learnt where they stand; what computes that has no bound."""
+    learnt = [
+        part.num_embeddings
+        - int(getattr(part, "offset", 0))
+        - (0 if part.padding_idx is None else 1 + part.padding_idx)
+        for name, part in module.named_modules()
+        if isinstance(part, torch.nn.Embedding) and POSITIONS.search(name)
+    ]
+    return min(learnt, default=sys.maxsize)
