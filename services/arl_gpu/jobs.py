@@ -95,10 +95,12 @@ def job_of(row: Row, longest: Mapping[str, int | None]) -> Job:
 
 def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
     """Of all that a forward may read of it, and say of it."""
-    texts = [item["text"]] if "text" in item else []
-    texts += [item[name] for name in ("reference", "prompt") if name in item]
-    texts += [message["content"] for message in item.get("messages", ())]
-    tokens = sum(cost_of(text, most) for text in texts) + min(most, len(item.get("token_ids", ())))
+    tokens = min(most, len(item.get("token_ids", ())))
+    for name in ("text", "reference", "prompt"):
+        if name in item:
+            tokens += cost_of(item[name], most)
+    for message in item.get("messages", ()):
+        tokens += cost_of(message["content"], most)
     said: int = tokens * item.get("top_logprobs", 0) + len(item.get("label_token_ids", ()))
     return max(1, tokens + said // SAID_OF_A_TOKEN)
 
@@ -106,7 +108,7 @@ def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
 def cost_of(text: str, most: int = MAX_TOKENS) -> int:
     """About how many tokens; the worker counts them. Outside of ASCII, most characters are one each."""
     read = text[: most * CHARACTERS_PER_TOKEN]
-    ascii_characters = len(read.encode("ascii", "ignore"))
+    ascii_characters = len(read) if read.isascii() else len(read.encode("ascii", "ignore"))
     return min(most, SPECIAL + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)
 
 

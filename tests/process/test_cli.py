@@ -106,6 +106,8 @@ class TestSubmit:
 class TestScores:
     def test_a_score_is_shown_and_what_has_none_says_why(self, machine: Machine) -> None:
         assert machine.cli("score", "minilm", "the same", "the same").stdout == "1.000000\n"
+        assert 0 < float(machine.cli("score", "quality", "def f(x): return x").stdout) < 1
+        assert machine.cli("score", "minilm", "a", check=False).returncode == EXIT_USAGE
         done = machine.cli("score", "minilm", " ", "x", check=False)
         assert (done.stdout.partition(":")[0], done.returncode) == ("empty_text", EXIT_FAILED)
         assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE

@@ -32,14 +32,14 @@ def score(
     directory: DirOption,
     service: Annotated[str, typer.Argument(help="As `services list` shows it.")],
     text: Annotated[str, typer.Argument(help="What is scored.")],
-    reference: Annotated[str, typer.Argument(help="What it is compared with.")],
+    reference: Annotated[str | None, typer.Argument(help="What it is compared with, where its kind compares.")] = None,
     task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Score one text. Exit code 1 where there is no score."""
     with connected(directory) as tangram:
         try:
-            [entry] = tangram.score(service, [(text, reference)], task=task)
+            [entry] = tangram.score(service, [text if reference is None else (text, reference)], task=task)
         except ActionFailed as failed:
             fail(str(failed))
     if output is Format.JSON:
