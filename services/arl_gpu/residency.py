@@ -11,7 +11,7 @@ from arl_core.eviction import Eviction
 from arl_core.residency import Busy, Occupancy, Residence
 from arl_gpu.device import Block, CopyFailed, Device, DeviceFull, Event
 from arl_gpu.engine import Engine, EngineTrouble, Waking
-from arl_gpu.kinds.model import Arrived, Weights, all_there
+from arl_gpu.kinds.model import Weights, all_there
 from arl_gpu.moves import Moves
 
 __all__ = ["NoRoom", "NotFreed", "Residency"]
@@ -175,7 +175,7 @@ class Residency:
             self._occupancy = self._occupancy.released(name)
 
     @contextmanager
-    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Arrived]]:
+    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Callable[[int], None]]]:
         """As `using`, but its first bytes can be read before the last are there.
 
         Once all of them were waited for it is resident, and what is needed next can be copied. Waiting raises, too.

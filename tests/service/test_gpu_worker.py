@@ -311,6 +311,7 @@ def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkey
         steps += 1
     ours.close()
     thread.join()
+    its.close()
     assert answer is not None
     assert answer["states"]["minilm"] == "resident"
     assert steps > 5

@@ -9,9 +9,15 @@ class Coming:
     def __init__(self, whole: memoryview) -> None:
         self._whole = whole
         self.content = memoryview(bytearray(b"\xff" * len(whole)))
-        self.waits: list[int] = []
+        self.waits = [0]
+        """How far it was waited for, one time after the other."""
 
-    def arrived(self, upto: int) -> None:
-        there = max(self.waits, default=0)
-        self.content[there:upto] = self._whole[there:upto]
-        self.waits.append(upto)
+    @property
+    def is_whole(self) -> bool:
+        return self.waits[-1] == len(self._whole)
+
+    def __call__(self, upto: int) -> None:
+        there = self.waits[-1]
+        if upto > there:
+            self.content[there:upto] = self._whole[there:upto]
+            self.waits.append(upto)

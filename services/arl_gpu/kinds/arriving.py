@@ -22,12 +22,11 @@ class Arriving(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._begin, self._size = content.data_ptr(), content.numel()
         self._arrived, self._alignment = arrived, alignment
-        self._there = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self._there < self._size:
+        if not self._arrived.is_whole:
             for tensor in _tensors((*args, *(kwargs or {}).values())):
                 self._wait_for(tensor)
         return func(*args, **(kwargs or {}))
@@ -38,10 +37,7 @@ class Arriving(TorchDispatchMode):  # type: ignore[misc]
             return
         reach = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
         end = offset + reach * tensor.element_size()
-        upto = min(self._size, -(-end // self._alignment) * self._alignment)
-        if upto > self._there:
-            self._arrived(upto)
-            self._there = upto
+        self._arrived(min(self._size, -(-end // self._alignment) * self._alignment))
 
 
 def _tensors(given: Sequence[Any]) -> Iterator[torch.Tensor]:

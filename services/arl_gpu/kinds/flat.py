@@ -51,7 +51,7 @@ class FlatModule(Kept):
         """A forward that reads its weights from `content`: this one's, or a copy of it on some device."""
         flat = content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=torch.uint8)
         views = self._views(flat)
-        waits = nullcontext() if arrived is all_there else Arriving(flat, arrived, alignment=ALIGNMENT)
+        waits = nullcontext() if arrived.is_whole else Arriving(flat, arrived, alignment=ALIGNMENT)
         with torch.inference_mode(), waits:
             found = functional_call(self.module, views, (), arguments)
         if flat.is_cuda:

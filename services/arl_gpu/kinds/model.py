@@ -1,6 +1,6 @@
 """What the worker asks of a model, whatever it computes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +12,6 @@ Item = Mapping[str, Any]
 """As the client sent it."""
 Entry = dict[str, Any]
 """`score` and `truncated`, or `error`."""
-Arrived = Callable[[int], None]
-"""Returns once so many of a content's first bytes are there. Raises `CopyFailed` where they won't be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,27 @@ class Scored:
     forward_s: float
 
 
-def all_there(upto: int) -> None:
-    """Of a content that has arrived."""
+class Arrived(Protocol):
+    """How far the bytes of a content have come, which come in their order."""
+
+    @property
+    def is_whole(self) -> bool:
+        """All are there, so that nobody has to ask any more."""
+        ...
+
+    def __call__(self, upto: int) -> None:
+        """Returns once the first `upto` bytes are there. Raises `CopyFailed` where they won't be."""
+
+
+class _AllThere:
+    is_whole = True
+
+    def __call__(self, upto: int) -> None:
+        pass
+
+
+all_there: Arrived = _AllThere()
+"""Of a content that is not on its way."""
 
 
 def failed(code: str, message: str) -> Entry:
