@@ -26,7 +26,7 @@ from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
 from arl_gpu.engines import Engines, key_of
 from arl_gpu.kept import Piece, own, shared
-from arl_gpu.kinds.model import Item, Model
+from arl_gpu.kinds.model import Item, Model, all_there
 from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NotFreed, Residency
 from arl_gpu.services import made_of
@@ -206,10 +206,13 @@ class _Worker:
             try:
                 model = self._model(service, room)
                 was_there = self._residency.states[service] is Residence.RESIDENT
-                content, arrived = stack.enter_context(self._residency.streaming(service, waiting=waiting))
+                content, wait = stack.enter_context(self._residency.streaming(service, waiting=waiting))
                 size = len(model.weights.content)
-                arrivals = Arrivals(arrived, size=size, then=partial(self._residency.prefetch, waiting))
-                if was_there or part is not None:  # of peers that compute already none could wait for another's copy
+                if part is not None:  # peers that compute already could not wait for a copy
+                    wait(size)
+                    wait = all_there
+                arrivals = Arrivals(wait, size=size, then=partial(self._residency.prefetch, waiting))
+                if wait is all_there:
                     arrivals(size)
             except Exception:
                 with suppress(PeerGone):  # then they have heard of worse
