@@ -7,23 +7,18 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Answers `arl_gpu.kinds.model.Arrived`. `then` is done once, when all `size` bytes are there."""
+    """Answers `arl_gpu.kinds.model.Arrived`. `wait` tells whether all bytes are there; `then` is done once they are."""
 
-    def __init__(self, wait: Callable[[int], None], *, size: int, then: Callable[[], object]) -> None:
-        self._wait, self._size, self._then = wait, size, then
-        self._there = 0
+    def __init__(self, wait: Callable[[int], bool], then: Callable[[], object]) -> None:
+        self._wait, self._then = wait, then
+        self.is_whole = False
         self.waited_s = 0.0
 
-    @property
-    def is_whole(self) -> bool:
-        return self._there >= self._size
-
     def __call__(self, upto: int) -> None:
-        if upto <= self._there:
+        if self.is_whole:
             return
         begun = time.monotonic()
-        self._wait(upto)
+        self.is_whole = self._wait(upto)
         self.waited_s += time.monotonic() - begun
-        self._there = upto
         if self.is_whole:
             self._then()

@@ -45,16 +45,16 @@ class _Event:
         self._size = size
         self._changed = Condition()
         self._arrived = 0
-        self._ended = False
+        self.has_ended = False
         self.failure: CopyFailed | None = None
         self.took_s = 0.0
 
     def wait(self, upto: int | None = None) -> None:
         with self._changed:
             if upto is None:
-                self._changed.wait_for(lambda: self._ended)
+                self._changed.wait_for(lambda: self.has_ended)
             wanted = self._size if upto is None else min(upto, self._size)
-            self._changed.wait_for(lambda: self._ended or self._arrived >= wanted)
+            self._changed.wait_for(lambda: self.has_ended or self._arrived >= wanted)
             if self._arrived < wanted:
                 raise self.failure or CopyFailed("the copier ended")
 
@@ -65,7 +65,7 @@ class _Event:
 
     def end(self) -> None:
         with self._changed:
-            self._ended = True
+            self.has_ended = True
             self._changed.notify_all()
 
 

@@ -1,7 +1,8 @@
 """A GPU by torch: one reservation for weights, copies on a stream of their own from memory that the driver has pinned.
 
 Whoever reads a block waits for its copy on the host, so a forward on any stream finds its bytes; a copy waits on the
-device for what the compute stream was given before, so no forward loses its weights while it reads them.
+device for what the compute stream was given before a block was last freed, so no forward loses its weights while it
+reads them, and no copy waits for one that reads others.
 """
 
 import logging
@@ -60,11 +61,17 @@ class _Event:
 
     def wait(self, upto: int | None = None) -> None:
         wanted = self._ends[-1][0] if upto is None else min(upto, self._ends[-1][0])
+        if not wanted:
+            return
         event = next(event for size, event in self._ends if size >= wanted)
         try:
             event.synchronize()
         except RuntimeError as error:
             raise CopyFailed(str(error)) from error
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._ends[-1][1].query())
 
     @property
     def took_s(self) -> float:
@@ -95,6 +102,8 @@ class CudaDevice:
         self._arena = None if shared else self._own(room)
         self._places = Places(capacity=self.capacity, room=room, alignment=ALIGNMENT)
         self._stream = torch.cuda.Stream(index)
+        self._freed: Any = None
+        """After all that was computed from any block that is free now."""
         self._pinned: dict[int, int] = {}
         """Bytes, by address."""
 
@@ -157,7 +166,8 @@ class CudaDevice:
         if len(content) != block.size:
             raise ValueError(f"{len(content)} bytes for a block of {block.size}")
         source, target = _flat(content), block.view()
-        self._stream.wait_stream(torch.cuda.current_stream(self._index))
+        if self._freed is not None:
+            self._stream.wait_event(self._freed)
         begun, ends = torch.cuda.Event(enable_timing=True), []
         try:
             with torch.cuda.stream(self._stream):
@@ -183,6 +193,8 @@ class CudaDevice:
             self._places.end(Lent(block.size))
             return
         assert isinstance(block, _Block)
+        self._freed = torch.cuda.Event()
+        self._freed.record(torch.cuda.current_stream(self._index))
         self._places.give_back(block.offset, block.size)
 
     def check(self) -> None:

@@ -34,6 +34,11 @@ class Event(Protocol):
         """
 
     @property
+    def has_ended(self) -> bool:
+        """All bytes are there, or no further ones will be. Waits for nothing."""
+        ...
+
+    @property
     def took_s(self) -> float:
         """Of the whole copy; known once all bytes are there."""
         ...

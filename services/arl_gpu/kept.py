@@ -49,11 +49,11 @@ class Kept:
 
 def own(size: int, pieces: Callable[[], Iterator[Piece]]) -> memoryview:
     """Whole pages of this process's own, large ones where the system has them: devices register memory by pages."""
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)
-    content = memoryview(pages)
+    content = memoryview(pages)[:size]
     for offset, piece in pieces():
         content[offset : offset + len(piece)] = piece
     return content

@@ -11,7 +11,7 @@ from arl_core.eviction import Eviction
 from arl_core.residency import Busy, Occupancy, Residence
 from arl_gpu.device import Block, CopyFailed, Device, DeviceFull, Event
 from arl_gpu.engine import Engine, EngineTrouble, Waking
-from arl_gpu.kinds.model import Weights, all_there
+from arl_gpu.kinds.model import Weights
 from arl_gpu.moves import Moves
 
 __all__ = ["NoRoom", "NotFreed", "Residency"]
@@ -146,10 +146,8 @@ class Residency:
             self._begin(name, lambda size: self._lend(name, size))
         if self._is_waking(name):
             return False
-        if name in self._copies:
-            self._finish(name)
-        taken = self._occupancy.staying(name, on=False).taken(name, now=time.monotonic())
-        self._occupancy = taken.used_by(name, users)
+        self._take(name)
+        self._occupancy = self._occupancy.staying(name, on=False).used_by(name, users)
         return True
 
     def release(self, name: str, *, users: int = 0) -> None:
@@ -175,23 +173,24 @@ class Residency:
             self._occupancy = self._occupancy.released(name)
 
     @contextmanager
-    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Callable[[int], None]]]:
-        """As `using`, but its first bytes can be read before the last are there.
+    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Callable[[int], bool]]]:
+        """As `using`, before all of it is there: waiting for the first bytes tells whether all are, or raises.
 
-        Once all of them were waited for it is resident, and what is needed next can be copied. Waiting raises, too.
+        Once they are it is resident, and the next service can be copied.
         """
         if self._occupancy.of(name).state is not Residence.HOST:
             with self.using(name, waiting=waiting) as content:
-                yield content, all_there
+                yield content, lambda upto: True
             return
         self._make_room(name, waiting)
         self._begin(name, lambda size: self._alloc(name, size, waiting))
         copy = self._copies[name]
 
-        def arrived(upto: int) -> None:
+        def arrived(upto: int) -> bool:
             copy.event.wait(upto)
-            if upto >= copy.block.size and name in self._copies:
+            if name in self._copies and (upto >= copy.block.size or copy.event.has_ended):
                 self._take(name)
+            return name not in self._copies
 
         try:
             yield copy.block.view(), arrived

@@ -296,7 +296,8 @@ class Scoring:
         if answer.get("error") == "no_room" and (was_busy or self._is_busy(device, batch)):
             device.parked.append(batch)
         elif "error" not in answer:
-            if answer["tokens"]:  # what a function of one's own takes has nothing to do with an item's cost
+            # What a function of one's own takes has nothing to do with an item's cost.
+            if answer["tokens"] and answer["model_s"] is not None:
                 self._jobs.took(batch, device.number, answer["model_s"])
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1

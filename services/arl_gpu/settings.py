@@ -1,6 +1,7 @@
 import os
 import re
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -162,6 +163,10 @@ class GpuSettings(ManagerSettings):
         gpus = [each for each in devices if each != "cpu"]
         if len(gpus) != len(set(gpus)):
             raise ValueError("one process owns a GPU")
+        if gpus and find_spec("torch") is None:
+            raise ValueError(
+                f"{', '.join(gpus)}: needs torch, which is not installed: pip install 'arl-tangram[torch]'"
+            )
         return devices
 
     @model_validator(mode="after")

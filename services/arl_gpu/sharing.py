@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from arl_gpu.synthetic import MIB, SharedConfig, Way
 from arl_gpu.timed import Asked, Timed, Watched
 from arl_gpu.turns import Turns
@@ -73,7 +75,9 @@ async def share(asked: Sharing) -> Shared:
             prepared_s = time.monotonic() - begun
             longest = max((tokens for _, _, tokens in asked.requests), default=1)
             timed = Timed(workers, lambda: _turns(asked), max_tokens=longest)
-            ended = await timed.run([Asked(at, name, [_item(tokens)]) for at, name, tokens in asked.requests])
+            ended = await timed.run(
+                [Asked(at, name, [_item(number, tokens)]) for number, (at, name, tokens) in enumerate(asked.requests)]
+            )
         finally:
             await asyncio.gather(*(worker.end() for worker in set(workers.values())))
     return Shared(
@@ -126,8 +130,9 @@ def _turns(asked: Sharing) -> Turns:
     return Turns(batch_tokens=BATCH_TOKENS, begun_tokens=8 * BATCH_TOKENS, swap_wait_s=asked.swap_wait_s)
 
 
-def _item(tokens: int) -> dict[str, Any]:
-    return {"token_ids": [(7 * at) % 50_000 for at in range(tokens)]}
+def _item(number: int, tokens: int) -> dict[str, Any]:
+    """The same for all ways."""
+    return {"token_ids": np.random.default_rng(number).integers(0, 50_000, tokens).tolist()}
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ class Way(StrEnum):
     RELOAD = "reload"
     """Read from their file whenever they come."""
     SHARE = "share"
-    """All there at once, each with its part of the device: its forwards take so many times as long."""
+    """All there at once, each with its part of the device: its forwards take so many times as long.
+
+    They compute in turns, so one that waits longer than that for others' turns is late.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +254,10 @@ class _AfterReading:
 
     def wait(self, upto: int | None = None) -> None:
         self._copied.wait(upto)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._copied.has_ended
 
     @property
     def took_s(self) -> float:

@@ -26,7 +26,7 @@ from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
 from arl_gpu.engines import Engines, key_of
 from arl_gpu.kept import Piece, own, shared
-from arl_gpu.kinds.model import Item, Model, all_there
+from arl_gpu.kinds.model import Item, Model
 from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NotFreed, Residency
 from arl_gpu.services import made_of
@@ -96,7 +96,8 @@ class _Worker:
         self._models: dict[str, Model] = {}
         self._made: tuple[str, dict[str, Any], Model] | None = None
         """One for which there was no room, until the next one is asked for."""
-        self._meetings = Meetings(cuda=config.device != "cpu")
+        self._on_gpu = config.device != "cpu"
+        self._meetings = Meetings(cuda=self._on_gpu)
         self._engines = Engines(
             config.engines,
             self._residency,
@@ -167,7 +168,7 @@ class _Worker:
         waiting = [self._place(each) for each in waiting]
         try:
             with self._brought(service, waiting, peers, part, room) as (model, content, arrived, was_there):
-                waited_s = time.monotonic() - begun
+                waited_s, before_s = time.monotonic() - begun, arrived.waited_s
                 cpu, computes_since = time.process_time(), time.monotonic()
                 with peers.computing():
                     scored = model.score(items, content, arrived)
@@ -175,16 +176,18 @@ class _Worker:
         except PeerNotReady:
             self._drop_if_changed(service)
             raise
+        early_s = arrived.waited_s - before_s
         return {
             "entries": scored.entries if part is None or part.rank == 0 else [],
             "texts": scored.texts,
             "tokens": scored.tokens,
             "padding": scored.padding,
-            "forward_s": max(0.0, scored.forward_s - arrived.waited_s),
+            "forward_s": scored.forward_s,
             "forward_cpu_s": scored.forward_cpu_s,
             "model_cpu_s": model_cpu_s,
-            "model_s": max(0.0, model_s - arrived.waited_s),
-            "restore_s": None if was_there else waited_s + arrived.waited_s,
+            # A GPU computes while its weights are waited for, nobody knows for how long.
+            "model_s": None if early_s and self._on_gpu else model_s - early_s,
+            "restore_s": None if was_there else waited_s + early_s,
             "backend": model.backend,
         }
 
@@ -207,13 +210,9 @@ class _Worker:
                 model = self._model(service, room)
                 was_there = self._residency.states[service] is Residence.RESIDENT
                 content, wait = stack.enter_context(self._residency.streaming(service, waiting=waiting))
-                size = len(model.weights.content)
-                if part is not None:  # peers that compute already could not wait for a copy
-                    wait(size)
-                    wait = all_there
-                arrivals = Arrivals(wait, size=size, then=partial(self._residency.prefetch, waiting))
-                if wait is all_there:
-                    arrivals(size)
+                arrivals = Arrivals(wait, partial(self._residency.prefetch, waiting))
+                # What is there, or was on its way, is whole. Peers that compute already could not wait for a copy.
+                arrivals(0 if part is None else len(model.weights.content))
             except Exception:
                 with suppress(PeerGone):  # then they have heard of worse
                     peers.agree(0)

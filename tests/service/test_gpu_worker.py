@@ -4,23 +4,19 @@ import asyncio
 import os
 import platform
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import pytest_asyncio
 
-from arl_gpu.encoders.bert import has_torch
 from arl_gpu.groups import Groups
 from arl_gpu.host_memory import HostMemory
-from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.services import available
-from arl_gpu.worker import Config, serve
+from arl_gpu.worker import Config
 from arl_gpu.worker_client import COMMAND, Worker, WorkerDied
 from support.conditions import eventually
 
@@ -296,58 +292,6 @@ async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -
     assert "worker_died" in (await going).answer["error"]
     assert (host.written, host.granted) == (0, 0)
     host.close()
-
-
-def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for it then gives it as long again."""
-    monkeypatch.setattr("arl_gpu.worker.STEP_BYTES", 8 << 20)
-    spec = next(iter(available(["minilm"]))).spec
-    ours, its = socket.socketpair()
-    thread = Thread(target=serve, args=(its, replace(CONFIG, services={"minilm": spec})))
-    thread.start()
-    write_blocking(ours, {"op": "restore", "name": "minilm"})
-    steps = 0
-    while (answer := read_blocking(ours)) == STEP:
-        steps += 1
-    ours.close()
-    thread.join()
-    its.close()
-    assert answer is not None
-    assert answer["states"]["minilm"] == "resident"
-    assert steps > 5
-
-
-SLOW_TO_COME = """
-import json, threading
-from arl_gpu import cpu_device, worker
-from arl_gpu.encoders import bert
-computes, embed = threading.Event(), bert._norm
-def norm(x, weights, name, config):
-    computes.set()
-    return embed(x, weights, name, config)
-bert._norm = norm
-chunks = iter(range(1000))
-def after_the_first_ones(what, size):
-    return what == "copy" and next(chunks) == 8 and not computes.wait(10)
-worker.device_of = lambda name, **about: cpu_device.CpuDevice(128 << 20, fault=after_the_first_ones)
-worker.serve(channel, worker.Config(**json.loads(sys.argv[2])))
-"""
-
-
-@pytest.mark.skipif(has_torch(), reason="the forward that tells when it begins is NumPy's")
-async def test_a_batch_begins_with_the_first_weights_and_says_what_it_waited_for_the_others() -> None:
-    """The ninth of eleven chunks comes only once the forward, which begins with words and their norm, computes."""
-    spec = next(iter(available(["minilm"]))).spec
-    command = (sys.executable, "-P", "-c", BEGIN + SLOW_TO_COME)
-    worker = Worker(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0, command=command)
-    try:
-        answer, again = await worker.score("minilm", [A]), await worker.score("minilm", [A])
-    finally:
-        await worker.end()
-    assert answer.get("entries") == again["entries"], answer
-    assert (answer["states"]["minilm"], again["restore_s"]) == ("resident", None)
-    assert answer["restore_s"] > 0
-    assert answer["moves"]["failed"] == 0
 
 
 @pytest.mark.slow

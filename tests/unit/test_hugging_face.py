@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
 from arl_gpu.passes import Passes
+from support.coming import Coming
 
 TOLERANCE = 1e-5
 """Absolute, of float32 results in other company, or computed by the library item by item."""
@@ -207,6 +208,31 @@ def test_what_is_longer_than_the_positions_that_a_model_has_learnt_is_cut_there(
     model = model_of("sequence-classifier", reward, max_tokens=4096)
     tokens, text = scored(model, [{"token_ids": [5] * 100}, {"text": " ".join(["w1"] * 100)}])
     assert (tokens["truncated"], text["truncated"]) == (True, True)
+
+
+@pytest.mark.parametrize("kind", ["sequence-classifier", "logprobs"])
+def test_where_nothing_can_be_read_the_weights_are_waited_for_all_the_same(
+    kind: str, reward: Path, teacher: Path
+) -> None:
+    model = model_of(kind, reward if kind == "sequence-classifier" else teacher)
+    coming = Coming(model.weights.content)
+    assert (
+        model.score([{"token_ids": [9999, 1]}], coming.content, coming).entries[0]["error"]["code"] == "token_unknown"
+    )
+    assert coming.is_whole
+
+
+def test_what_nobody_saw_read_its_weights_is_whole_before_it_computes(tmp_path: Path) -> None:
+    config = transformers.GPTJConfig(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4)
+    transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
+    model = model_of("logprobs", tmp_path)
+    coming = Coming(model.weights.content)
+    [entry] = model.score([{"token_ids": TOKENS[0]}], coming.content, coming).entries
+    assert entry["score"] == scored(model, [{"token_ids": TOKENS[0]}])[0]["score"]
+    assert coming.waits == [0, len(coming.content)]
+    assert scored(model, [{"token_ids": [5] * 60}])[0]["error"]["code"] == "too_long", (
+        "its table of positions is computed"
+    )
 
 
 def test_no_keys_and_values_are_kept_for_a_text_that_would_go_on(teacher: Path) -> None:

@@ -87,9 +87,10 @@ class Machine(RuleBasedStateMachine):
             found: memoryview = stack.enter_context(self.residency.using(name, waiting=waiting))
             return found
         content, arrived = stack.enter_context(self.residency.streaming(name, waiting=waiting))
-        arrived(SIZES[name] // 3)
+        is_whole = arrived(SIZES[name] // 3)
         assert content[: SIZES[name] // 3] == weights_of(name).content[: SIZES[name] // 3]
-        arrived(SIZES[name])
+        assert is_whole == (self.state(name) is Residence.RESIDENT)
+        assert arrived(SIZES[name])
         assert self.state(name) is Residence.RESIDENT
         return content
 

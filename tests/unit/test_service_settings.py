@@ -35,8 +35,19 @@ def test_services_are_names_with_commas_between_them(
 def test_devices_are_names_or_a_number_of_cpu_devices(
     value: str, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("arl_gpu.settings.find_spec", lambda _: "there")
     monkeypatch.setenv("TANGRAM_DEVICES", value)
     assert load(GpuSettings).devices == found
+
+
+def test_a_gpu_without_torch_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("arl_gpu.settings.find_spec", lambda _: None)
+    monkeypatch.setenv("TANGRAM_DEVICES", "cpu,cuda:1")
+    with pytest.raises(SystemExit, match="2"):
+        load(GpuSettings)
+    assert "cuda:1: needs torch, which is not installed: pip install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,5 +13,5 @@ def why_it_ended(words: str) -> str:
 
     Errors of CUDA have several lines, of which the last ones are advice.
     """
-    lines = [line.strip() for line in words.splitlines()]
+    lines = [line.rstrip() for line in words.splitlines() if line.strip()]
     return next((line for line in lines if ERROR.match(line)), lines[-1] if lines else "it ended without a word")

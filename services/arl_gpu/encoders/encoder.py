@@ -57,12 +57,11 @@ class Encoder:
         arrays = self.weights.arrays(content, arrived)
 
         def encoded(group: Sequence[int]) -> Any:
-            found = self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
-            arrived(self.weights.size)  # also what no forward reads, so that the next service's copy can begin
-            return found
+            return self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
 
         vectors = {wanted[at]: each for at, each in self._passes.computed(grouped, lengths, encoded).items()}
         took, used = time.monotonic() - begun, time.process_time() - cpu
+        arrived(len(content))  # also what nothing was read of: the next service's copy can begin
         return Encoded(tokens, vectors, sum(lengths), padding(lengths, grouped), used, took)
 
 

@@ -87,12 +87,17 @@ class FlatWeights(Kept):
 def read_weights(*paths: Path) -> FlatWeights:
     """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights.
 
-    In about the order in which they are read, so that a forward can begin with the first of them.
+    Without a pooler, which embeddings do without. In about the order in which they are read, so that a forward can
+    begin with the first of them.
     """
     tensors: dict[str, Any] = {}
     for path in paths:
         with safe_open(path, framework="np") as file:
-            tensors |= {name: file.get_tensor(name) for name in sorted(file.keys(), key=_in_layers)}
+            tensors |= {
+                name: file.get_tensor(name)
+                for name in sorted(file.keys(), key=_in_layers)
+                if not name.startswith("pooler.")
+            }
     return FlatWeights({name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)})
 
 

@@ -8,7 +8,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from arl_gpu.kinds.model import Arrived
 
-__all__ = ["Arriving"]
+__all__ = ["EARLY", "Arriving"]
+
+EARLY = frozenset(
+    {
+        *("bert", "deberta-v2", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "modernbert", "phi"),
+        *("qwen2", "qwen3", "roberta", "xlm-roberta"),
+    }
+)
+"""`model_type`s whose forwards were seen to read weights by torch's operations alone. Kernels that others bring along
+for a model may be given the address of a weight, and nobody would know."""
 
 
 class Arriving(TorchDispatchMode):  # type: ignore[misc]

@@ -56,7 +56,6 @@ class FlatModule(Kept):
             found = functional_call(self.module, views, (), arguments)
         if flat.is_cuda:
             until_computed()
-        arrived(self.size)  # also what no forward reads, so that the next service's copy can begin
         return found
 
     def _views(self, flat: Any) -> dict[str, Any]:

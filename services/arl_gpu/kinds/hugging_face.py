@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from arl_core.batching import padding
+from arl_gpu.kinds.arriving import EARLY
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
 from arl_gpu.passes import MAX_PADDING, Passes
@@ -32,6 +33,9 @@ POSITIONS_AT_ONCE = 256
 
 POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
 """Names of tables of learnt positions."""
+
+TABLES = frozenset({"codegen", "ctrl", "gptj"})
+"""Model types whose tables are computed, once and for all."""
 
 Ids = list[int]
 
@@ -61,8 +65,9 @@ class _HuggingFace:
         self._directory, self._config = directory, module.config
         asked = int(options.get("max_tokens") or longest(module.config.to_dict()))
         self._max_tokens = min(asked, _most_positions(module))
-        words = module.get_input_embeddings().num_embeddings
+        words = module.get_input_embeddings().weight.shape[0]
         self._vocabulary = min(words, int(module.config.get_text_config().vocab_size))
+        self._begins_early = module.config.model_type in EARLY
         for config in (module.config, module.config.get_text_config()):
             config.use_cache = False  # of keys and values, for a text that would go on
         size = int(options.get("tensor_parallel") or 1)
@@ -78,6 +83,8 @@ class _HuggingFace:
 
     def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
         """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
+        if not self._begins_early:
+            arrived(len(content))
         reads = [self._known(self._read(item)) for item in items]
         wanted = [read for read in reads if isinstance(read, _Read)]
         lengths = [len(read.ids) for read in wanted]
@@ -92,6 +99,7 @@ class _HuggingFace:
 
         found = self._passes.computed(grouped, lengths, entries_of, alone=too_large)
         took, used = time.monotonic() - begun, time.process_time() - cpu
+        arrived(len(content))  # also what nothing was read of: the next service's copy can begin
         computed = iter(found[at] for at in range(len(wanted)))
         entries = [next(computed) if isinstance(read, _Read) else read for read in reads]
         return Scored(entries, len(wanted), sum(lengths), padding(lengths, grouped), used, took)
@@ -140,8 +148,10 @@ class _HuggingFace:
         """
         if not isinstance(read, _Read):
             return read
-        unknown = next((id for id in (*read.ids, *read.labels) if not 0 <= id < self._vocabulary), None)
-        if unknown is None:
+        if not read.ids:
+            return failed("empty_text", "it has no tokens: there is nothing to judge")
+        unknown = max(*read.ids, *read.labels, 0)
+        if unknown < self._vocabulary:
             return read
         return failed("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
 
@@ -316,12 +326,15 @@ def _numbers(tensors: Sequence[Any]) -> Iterator[list[float]]:
 
 
 def _most_positions(module: Any) -> int:
-    """Tokens for which it has learnt where they stand; what computes that has no bound."""
-    learnt = [
+    """Tokens for which it has a table of where they stand; what computes that for each text has no bound."""
+    learnt: list[int] = [
         part.num_embeddings
         - int(getattr(part, "offset", 0))
         - (0 if part.padding_idx is None else 1 + part.padding_idx)
         for name, part in module.named_modules()
         if isinstance(part, torch.nn.Embedding) and POSITIONS.search(name)
     ]
-    return min(learnt, default=sys.maxsize)
+    if not learnt and module.config.model_type not in TABLES:
+        return sys.maxsize
+    # Some of these tables are longer than what the model reads.
+    return min([*learnt, int(module.config.max_position_embeddings)])
