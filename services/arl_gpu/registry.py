@@ -263,7 +263,7 @@ class Registry:
 
         One that its worker dies of is not asked for again: it would end the next worker, too.
         """
-        if not self._is_still(files):
+        if not self._is_still(files) or self._is_drained_since(files.name, at):
             return
         self._loaded[files.name] = at
         for group in self._groups_of(files):
@@ -316,6 +316,10 @@ class Registry:
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained_at is not None
+
+    def _is_drained_since(self, name: str, at: float) -> bool:
+        wish = self._wishes.get(name)
+        return wish is not None and wish.drained_at is not None and wish.drained_at >= at
 
     def _heard(self, name: str, number: int, answer: Mapping[str, Any]) -> None:
         self._learn(number, answer)

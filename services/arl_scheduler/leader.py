@@ -49,7 +49,7 @@ class Leadership:
         sent_at = time.monotonic()
         if sent_at - self._renewed_at < self._ttl_s / 2:
             return True
-        async with self._store.write() as tx:
+        async with self._store.statement() as tx:
             kept = await repository.renew_lease(tx, cell=self._cell, term=self.term, ttl_s=self._ttl_s)
         if kept:
             self._renewed_at = sent_at

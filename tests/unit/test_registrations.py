@@ -203,6 +203,19 @@ def test_of_a_drain_and_a_load_the_later_one_holds(models: Path) -> None:
     assert owner.orders[4:] == ["evict b"], "what a drain was later than is over, also once that is"
 
 
+async def test_a_load_that_waited_for_another_is_over_where_its_service_was_drained_meanwhile(models: Path) -> None:
+    owner = SlowOwner()
+    registry = registry_of(models, owner)
+    registry.wished([wish("a", load_asked=1.0), wish("b", load_asked=1.0)], read=registry.next_read())
+    await registry.offer_all()
+    moving = asyncio.create_task(registry.move_all())
+    await owner.moving.wait()
+    registry.wished([wish("a", load_asked=1.0), wish("b", load_asked=1.0, drained_at=2.0)], read=registry.next_read())
+    owner.may_end.set()
+    await moving
+    assert owner.orders[2:] == ["restore a"]
+
+
 def test_a_load_asked_for_while_a_drain_waits_is_the_end_of_that(models: Path) -> None:
     owner = Owner()
     owner.trouble = "busy"
