@@ -39,6 +39,11 @@ class Wish:
     load_asked: float | None
     """Seconds since the epoch, by the database's clock."""
 
+    @property
+    def is_to_leave(self) -> bool:
+        """Of a drain and a load the later one holds, and the other is over."""
+        return self.drained_at is not None and (self.load_asked is None or self.load_asked <= self.drained_at)
+
 
 def registered(
     wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1

@@ -174,9 +174,9 @@ class Registry:
         return along | {name: files for name, files in found.items() if self._not_split.get(name) != files}
 
     def _moves(self, wish: Wish, files: ServiceFiles) -> Iterator[_Step]:
-        """Off the device or onto it: of a drain and a load the later one holds, and the other is over."""
+        """Off the device or onto it."""
         name, drained_at, load_asked = wish.name, wish.drained_at, wish.load_asked
-        if drained_at is not None and (load_asked is None or load_asked <= drained_at):
+        if drained_at is not None and wish.is_to_leave:
             self._loaded[name] = drained_at
             if self._may_leave(files) and self._evicted.get(name) != drained_at:
                 yield partial(self._evict, files, drained_at)
@@ -263,7 +263,8 @@ class Registry:
 
         One that its worker dies of is not asked for again: it would end the next worker, too.
         """
-        if not self._is_still(files) or self._is_drained_since(files.name, at):
+        wish = self._wishes.get(files.name)
+        if not self._is_still(files) or (wish is not None and wish.is_to_leave):
             return
         self._loaded[files.name] = at
         for group in self._groups_of(files):
@@ -316,10 +317,6 @@ class Registry:
 
     def _is_drained(self, name: str) -> bool:
         return (wish := self._wishes.get(name)) is not None and wish.drained_at is not None
-
-    def _is_drained_since(self, name: str, at: float) -> bool:
-        wish = self._wishes.get(name)
-        return wish is not None and wish.drained_at is not None and wish.drained_at >= at
 
     def _heard(self, name: str, number: int, answer: Mapping[str, Any]) -> None:
         self._learn(number, answer)

@@ -211,7 +211,7 @@ class _Worker:
                 was_there = self._residency.states[service] is Residence.RESIDENT
                 content, wait = stack.enter_context(self._residency.streaming(service, waiting=waiting))
                 arrivals = Arrivals(wait, partial(self._residency.prefetch, waiting))
-                # What is there, or was on its way, is whole. Peers that compute already could not wait for a copy.
+                # Of a part all: peers that compute already could not wait for it. Else only whether all are there.
                 arrivals(0 if part is None else len(model.weights.content))
             except Exception:
                 with suppress(PeerGone):  # then they have heard of worse

@@ -85,8 +85,7 @@ async def test_a_batch_says_what_it_waited_for_and_the_next_service_is_copied_me
         first = await worker.score("a", [A], waiting=["b"])
         took_s = monotonic() - begun
         second = await worker.score("b", [A], waiting=["c"])
-    assert 0.2 < first["restore_s"] < took_s, "86 MiB at 200 MiB/s, and one pair takes little of that"
-    assert first["model_s"] < took_s - first["restore_s"]
+    assert 0.42 < first["restore_s"] + first["model_s"] < took_s, "86 MiB at 200 MiB/s, and nothing counts twice"
     assert (first["moves"]["prefetched"], second["moves"]["prefetched"]) == (1, 1)
     assert second["states"]["c"] in ("restoring", "resident")
     assert first["entries"] == second["entries"]

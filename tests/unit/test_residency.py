@@ -342,15 +342,16 @@ class TestStreaming:
         residency.close()
 
     def test_one_that_came_while_it_was_used_counts_as_used(self) -> None:
-        residency = Residency(CpuDevice(CAPACITY))
-        for name, times in (("b", 1), ("a", 3)):
+        residency = Residency(CpuDevice(SIZES["a"] + SIZES["b"]))
+        for name in ("a", "b", "e", "too-large"):
             residency.load(name, weights_of(name))
-            for _ in range(times):
-                with residency.streaming(name):
-                    pass
-        residency.load("c", weights_of("c"))
-        with residency.using("c"):
-            assert residency.states["b"] is Residence.HOST
+        with residency.streaming("a"):
+            pass
+        assert residency.prefetch(["e"]) == "e"
+        with pytest.raises(NoRoom), residency.using("too-large"):  # which waits for what is on its way
+            pass
+        with residency.using("b"):
+            assert residency.states["e"] is Residence.HOST, "it came last, and nobody has used it"
             assert residency.states["a"] is Residence.RESIDENT
         residency.close()
 

@@ -270,11 +270,16 @@ class LogProbs(_HuggingFace):
             [
                 _given(row, row_ids[: len(read.ids)])
                 for read, row, row_ids in zip(reads, logits, ids, strict=True)
-                if not read.labels
+                if not (read.labels or read.top)
             ]
         )
-        for at, read in enumerate(reads):
-            entry = self._next(read, logits[at]) if read.labels else self._entry(read, next(logprobs), logits[at])
+        for read, row, row_ids in zip(reads, logits, ids, strict=True):
+            if read.labels:
+                entry = self._next(read, row)
+            elif read.top:
+                entry = self._likeliest(read, row, row_ids[: len(read.ids)])
+            else:
+                entry = _with_logprobs(read, next(logprobs))
             rows = [entry["values"]] if read.labels else [entry["logprobs"][1:], *entry.get("top_logprobs", ())]
             is_finite = all(math.isfinite(number) for row in rows for number in row)
             yield entry if is_finite else failed("not_finite", "the model's output is not a number")
@@ -284,23 +289,24 @@ class LogProbs(_HuggingFace):
         values = (last[list(read.labels)] - last.logsumexp(-1)).tolist()
         return {"score": values[0], "values": values}
 
-    def _entry(self, read: _Read, found: list[float], logits: Any) -> Entry:
-        entry: Entry = {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
-        if read.top:
-            parts = list(self._likeliest(read, logits))
-            entry["ranks"] = [None, *(rank for ranks, _, _ in parts for rank in ranks)]
-            entry["top_token_ids"] = [[], *(row for _, ids, _ in parts for row in ids)]
-            entry["top_logprobs"] = [[], *(row for _, _, tops in parts for row in tops)]
-        return entry
-
-    def _likeliest(self, read: _Read, logits: Any) -> Iterator[tuple[list[int], list[Ids], list[list[float]]]]:
-        """Ranks of some of its tokens after another, and what would have been likeliest there."""
-        targets = torch.tensor(read.ids[1:], device=logits.device)
-        for part, wanted in _at_once(logits, targets):
+    def _likeliest(self, read: _Read, logits: Any, ids: Any) -> Entry:
+        """With ranks, and what would have been likeliest in each place."""
+        found: list[float] = []
+        ranks: list[int | None] = [None]
+        tokens: list[Ids] = [[]]
+        tops: list[list[float]] = [[]]
+        for part, wanted in _at_once(logits, ids[1:]):
             those, norm = part.gather(1, wanted[:, None]), part.logsumexp(-1, keepdim=True)
             best = part.topk(read.top, dim=-1)
-            ranks = ((part > those).sum(-1) + 1).tolist()
-            yield ranks, best.indices.tolist(), (best.values - norm).tolist()
+            found += (those - norm)[:, 0].tolist()
+            ranks += ((part > those).sum(-1) + 1).tolist()
+            tokens += best.indices.tolist()
+            tops += (best.values - norm).tolist()
+        return _with_logprobs(read, found) | {"ranks": ranks, "top_token_ids": tokens, "top_logprobs": tops}
+
+
+def _with_logprobs(read: _Read, found: list[float]) -> Entry:
+    return {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
 
 
 def _given(logits: Any, ids: Any) -> Any:

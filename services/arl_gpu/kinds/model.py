@@ -29,8 +29,10 @@ class Scored:
 class Arrived(Protocol):
     """How far the bytes of a content have come, which come in their order."""
 
-    is_whole: bool
-    """All are there, so that nobody has to ask any more."""
+    @property
+    def is_whole(self) -> bool:
+        """All are there, so that nobody has to ask any more."""
+        ...
 
     def __call__(self, upto: int) -> None:
         """Returns once the first `upto` bytes are there. Raises `CopyFailed` where they won't be."""

@@ -1,0 +1,28 @@
+"""What is told of a process that failed is what it failed with."""
+
+import pytest
+
+from arl_tangram.bench.last_words import why_it_ended
+
+TRACEBACK = """Traceback (most recent call last):
+  File "worker.py", line 3, in read
+    found: dict = load()
+json.JSONDecodeError: it is none
+"""
+CUDA = (
+    "torch.AcceleratorError: CUDA error: out of memory\nFor debugging consider CUDA_LAUNCH_BLOCKING=1\nCompile it anew."
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (TRACEBACK, "json.JSONDecodeError: it is none"),
+        (f"{TRACEBACK}\nThe above was the cause of\n\nWorkerDied: it ended", "json.JSONDecodeError: it is none"),
+        (CUDA, "torch.AcceleratorError: CUDA error: out of memory"),
+        ("Killed\n", "Killed"),
+        (" \n", "it ended without a word"),
+    ],
+)
+def test_it_is_the_first_error_and_no_line_of_code_and_no_advice(words: str, why: str) -> None:
+    assert why_it_ended(words) == why
