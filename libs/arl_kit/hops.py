@@ -21,7 +21,7 @@ from arl_kit.settings import ServiceSettings
 from arl_kit.streamed import ReadToEnd
 from arl_wire.errors import Unauthenticated
 
-__all__ = ["Hops", "mount", "unless_gone"]
+__all__ = ["Hops", "Serve", "mount", "shortcut", "unless_gone"]
 
 Body = TypeVar("Body", bound=BaseModel)
 Answer = TypeVar("Answer")
@@ -95,6 +95,11 @@ def mount(app: FastAPI, *hops: Hops) -> None:
         if twice := serving.keys() & each.serving.keys():
             raise ValueError(f"{', '.join(sorted(twice))}: there already, for other callers")
         serving |= each.serving
+    shortcut(app, serving)
+
+
+def shortcut(app: FastAPI, serving: Mapping[str, Serve]) -> None:
+    """`POST` to one of these paths is served so, before a route is looked for; each says in its scope which it is."""
     # The last is the innermost: what the app wraps around its routes is around these.
     app.user_middleware.append(Middleware(_Shortcut, serving=serving, handlers=app.exception_handlers))
 

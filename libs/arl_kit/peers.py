@@ -51,24 +51,25 @@ class Peers:
             if session is not None:
                 await session.close()
 
-    async def call(self, url: str, body: BaseModel) -> bytes:
-        """The body of a 2xx answer. Not reaching the peer is `Unavailable`.
+    async def call(self, url: str, body: BaseModel | str) -> bytes:
+        """The body of a 2xx answer; `body` may be JSON already. Not reaching the peer is `Unavailable`.
 
         It goes under the trace of the request that is being answered, or of the loop that asks; a batch of several goes
         under the first one's.
         """
         if self._session is None:
             raise RuntimeError("start() was not called")
+        content = body if isinstance(body, str) else body.model_dump_json()
         try:
-            async with self._session.post(url, data=body.model_dump_json(), headers=_trace()) as response:
-                content = await response.read()
+            async with self._session.post(url, data=content.encode(), headers=_trace()) as response:
+                answer = await response.read()
                 if response.status < 300:
-                    return content
+                    return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(
                 f"a service is not reachable ({type(error).__name__}); try again", retry_after_s=1
             ) from error
-        raise _error_of(content, response.status)
+        raise _error_of(answer, response.status)
 
     @asynccontextmanager
     async def stream(

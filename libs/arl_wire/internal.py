@@ -1,5 +1,7 @@
 """Bodies of the hops between services. Not public: they may change with any version."""
 
+import json
+from collections.abc import Iterable
 from typing import Any, Literal
 from uuid import UUID
 
@@ -53,21 +55,34 @@ __all__ = [
     "StragglerBody",
     "StragglersAnswer",
     "StragglersAsk",
+    "Submission",
     "WishAnswer",
 ]
 
 
-class AdmitItem(BaseModel):
-    """One submission. `key` makes it idempotent within its project; `body_hash` is what the key was used for."""
+class Submission(BaseModel):
+    """All of an `AdmitItem` but for its action.
+
+    `key` makes it idempotent within its project; `body_hash` is what the key was used for.
+    """
 
     project_id: int
-    action: SubmitAction
     key: str | None = None
     body_hash: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
     begins_with: "BeginsWith | None" = None
     asked_for: list["AskedFor"] = Field(default_factory=list)
+
+    def written_with(self, action: str) -> str:
+        """The `AdmitItem`, of an action that is JSON already: it may be megabytes, and is written once."""
+        return f'{{"action":{action},{self.model_dump_json(exclude_defaults=True)[1:]}'
+
+
+class AdmitItem(Submission):
+    """One submission."""
+
+    action: SubmitAction
 
 
 class AskedFor(BaseModel):
@@ -91,6 +106,11 @@ class AdmitRequest(BaseModel):
 
     items: list[AdmitItem]
     gang: bool = False
+
+    @staticmethod
+    def written(items: Iterable[str], *, gang: bool = False) -> str:
+        """As JSON, of items that are JSON already."""
+        return f'{{"items":[{",".join(items)}],"gang":{json.dumps(gang)}}}'
 
 
 class AdmitAnswer(BaseModel):

@@ -10,6 +10,7 @@ from arl_gateway.archive_routes import ARCHIVE
 from arl_gateway.archive_routes import router as archive_router
 from arl_gateway.archives import Archives
 from arl_gateway.auth import Keys
+from arl_gateway.called import called
 from arl_gateway.compat.routers import PREFIXED
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.document import describe
@@ -46,6 +47,7 @@ from arl_gateway.traces import Traces
 from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
+from arl_kit.hops import shortcut
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Store, open_store
@@ -148,6 +150,7 @@ def _serve(app: FastAPI) -> None:
     for each in ROUTERS:
         app.include_router(each)
     app.router.routes.extend(PREFIXED)
+    shortcut(app, called(ROUTERS))
     describe(app)
 
 

@@ -1,18 +1,19 @@
 """Routes that are called once for each score: a body in, an answer out, and none of FastAPI's resolving in between."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from arl_gateway.routes import caller_of
 from arl_kit.app import json_only, validation_failed
+from arl_kit.hops import Serve
 
-__all__ = ["CalledRoute"]
+__all__ = ["CalledRoute", "called"]
 
 NOBODY = 499
 """For the figures alone: the client went away."""
@@ -41,6 +42,22 @@ class CalledRoute(APIRoute):
                 return Response(status_code=NOBODY)
 
         return handle
+
+    def serving(self) -> Serve:
+        """What answers a request to exactly its path, without the framework."""
+        handle = self.get_route_handler()
+
+        async def serve(request: Request) -> Response:
+            request.scope["route"] = self
+            return await handle(request)
+
+        return serve
+
+
+def called(routers: Iterable[APIRouter]) -> dict[str, Serve]:
+    """By path, of all of these routes that have one without parameters."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, CalledRoute)]
+    return {route.path: route.serving() for route in routes if route.methods == {"POST"} and "{" not in route.path}
 
 
 def _read(model: type[BaseModel], content: bytes) -> BaseModel:

@@ -1,13 +1,12 @@
 """The reward services that there are, for those who ask with every request."""
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from arl_gateway.reward_rows import is_there_a_cpu_node, offered_services
+from arl_gateway.reward_rows import offered_services
 from arl_store.tx import Store
 from arl_wire.kinds import VERIFIERS
 
@@ -53,10 +52,7 @@ class Offered:
 
     async def _look(self) -> Sequence[OfferedService]:
         async with self._store.read() as tx:
-            rows, runs_verifiers = await offered_services(tx), await is_there_a_cpu_node(tx)
-        found = [
-            OfferedService(name=row.name, kind=row.kind, options=json.loads(row.options), is_anywhere=row.is_on_a_node)
-            for row in rows
-        ]
+            services, runs_verifiers = await offered_services(tx)
+        found = [OfferedService(**service) for service in services]
         found += [OfferedService(name=name, kind=name, is_anywhere=runs_verifiers) for name in VERIFIERS]
         return sorted(found, key=lambda each: each.name)

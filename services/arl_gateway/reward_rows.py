@@ -1,6 +1,8 @@
 """The statements about reward services."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import text
 
@@ -38,8 +40,15 @@ WISHES_OF_SERVICES = text("""
 """)
 
 
+_A_CPU_NODE = """exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
+                    where n.kind = 'cpu'
+                      and n.cordoned_at is null
+                      and b.last_beat > now() - make_interval(secs => :ttl_s))"""
+
+IS_THERE_A_CPU_NODE = text(f"select {_A_CPU_NODE} as there")
+
 # A node may not have heard yet that it was removed, or removed and registered anew. One without slots only says why.
-OFFERED_SERVICES = text("""
+OFFERED_SERVICES = text(f"""
     with registered as (
         select name, kind, options, extract(epoch from registered_at)::float8 as registered_at
           from services
@@ -53,21 +62,15 @@ OFFERED_SERVICES = text("""
            and (not coalesce((s.value ->> 'registered')::boolean, false)
                 or (s.value ->> 'registered_at')::float8 = r.registered_at)
          order by name, n.name
+    ), offered as (
+        select name, coalesce(r.kind, o.kind) as kind, coalesce(r.options, '{{}}') as options,
+               o.name is not null as is_anywhere
+          from registered as r
+          full join on_nodes as o using (name)
     )
-    select name, coalesce(r.kind, o.kind) as kind, coalesce(r.options::text, '{}') as options,
-           o.name is not null as is_on_a_node
-      from registered as r
-      full join on_nodes as o using (name)
-     order by name
-""")
-
-
-IS_THERE_A_CPU_NODE = text("""
-    select exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
-                    where n.kind = 'cpu'
-                      and n.cordoned_at is null
-                      and b.last_beat > now() - make_interval(secs => :ttl_s)) as there
-""")
+    select (select coalesce(json_agg(offered), '[]')::text from offered) as services,
+           {_A_CPU_NODE} as has_cpu_node
+""")  # noqa: S608 - a constant of this module
 
 
 async def is_there_a_cpu_node(tx: ReadTx) -> bool:
@@ -75,9 +78,10 @@ async def is_there_a_cpu_node(tx: ReadTx) -> bool:
     return bool((await tx.fetch(IS_THERE_A_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
 
 
-async def offered_services(tx: ReadTx) -> Sequence[Row]:
-    """One row for each that is registered or on a node, however it is there."""
-    return await tx.fetch(OFFERED_SERVICES, {})
+async def offered_services(tx: ReadTx) -> tuple[list[dict[str, Any]], bool]:
+    """What is registered or on a node, however it is there; and whether `is_there_a_cpu_node`."""
+    row = (await tx.fetch(OFFERED_SERVICES, {"ttl_s": NODE_TTL_S}))[0]
+    return json.loads(row.services), bool(row.has_cpu_node)
 
 
 async def wishes_of_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:

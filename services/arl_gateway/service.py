@@ -22,13 +22,13 @@ from arl_wire.batches import BatchAccepted, BatchItem
 from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from
 from arl_wire.internal import (
     AdmitAnswer,
-    AdmitItem,
     AdmitRequest,
     AdmitResponse,
     AskedFor,
     BeginsWith,
     CancelWish,
     EndTrajectoryWish,
+    Submission,
     WishAnswer,
 )
 from arl_wire.scores import Score
@@ -75,7 +75,7 @@ class Actions:
         self._waiters = waiters
         self._admission_url = admission_url
         self._failpoints = failpoints or Failpoints()
-        self._submits: Batcher[AdmitItem, Admitted] = Batcher(
+        self._submits: Batcher[str, Admitted] = Batcher(
             self._admit, max_batch=500, max_waiting=WAITING, max_waiting_weight=WAITING_BYTES
         )
         self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(
@@ -93,15 +93,14 @@ class Actions:
         begins_with: BeginsWith | None = None,
     ) -> Action:
         """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
-        item, weight = _item(action, caller, _checked_key(key), trace, begins_with)
-        return await self.outcome(await self._admitted(item, weight), caller, wait_s=wait_s)
+        item = _item(action, caller, _checked_key(key), trace, begins_with=begins_with)
+        return await self.outcome(await self._admitted(item), caller, wait_s=wait_s)
 
     async def admit(
         self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]
     ) -> Admitted:
         """Durable when this returns. `asked_for`: whose items these are."""
-        item, weight = _item(action, caller, None, trace)
-        return await self._admitted(item.model_copy(update={"asked_for": list(asked_for)}), weight)
+        return await self._admitted(_item(action, caller, None, trace, asked_for=asked_for))
 
     async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
         """As it is now, or once it settled or `wait_s` have passed."""
@@ -112,9 +111,9 @@ class Actions:
                 await watch.changed(wait_s)
         return await self._read(admitted.id, caller)
 
-    async def _admitted(self, item: AdmitItem, weight: int) -> Admitted:
+    async def _admitted(self, item: str) -> Admitted:
         wakes = self._waiters.wakes
-        return replace(await self._submits.submit(item, weight=weight), wakes=wakes)
+        return replace(await self._submits.submit(item, weight=len(item)), wakes=wakes)
 
     async def submit_batch(
         self,
@@ -139,8 +138,8 @@ class Actions:
                 answers[index] = action
                 continue
             item_key = f"{checked}:{index}" if checked is not None else None
-            item, weight = _item(action, caller, item_key, trace)
-            futures[index] = self._submits.enqueue(item, weight=weight)
+            item = _item(action, caller, item_key, trace)
+            futures[index] = self._submits.enqueue(item, weight=len(item))
         admitted = await asyncio.gather(*futures.values(), return_exceptions=True)
         answers |= zip(futures, admitted, strict=True)
         return BatchAccepted(items=[_batch_item(answers[index], index) for index in range(len(actions))])
@@ -149,11 +148,11 @@ class Actions:
         self, actions: Sequence[SubmitAction | TangramError], caller: Caller, *, key: str | None, trace: Trace
     ) -> BatchAccepted:
         items = [
-            _item(action, caller, f"{key}:{index}" if key is not None else None, trace, gang_size=len(actions))[0]
+            _item(action, caller, f"{key}:{index}" if key is not None else None, trace, gang_size=len(actions))
             for index, action in enumerate(actions)
             if isinstance(action, SubmitAction)
         ]
-        answers = await self._ask_admission(AdmitRequest(items=items, gang=True))
+        answers = await self._ask_admission(AdmitRequest.written(items, gang=True))
         return BatchAccepted(items=[_batch_item(answer, index) for index, answer in enumerate(answers)])
 
     async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0, known: str | None = None) -> Action:
@@ -283,10 +282,10 @@ class Actions:
         found = {(row.project_id, row.id): action_of(row) for row in rows}
         return [found.get(key) for key in wanted]
 
-    async def _admit(self, items: Sequence[AdmitItem]) -> Sequence[Admitted | Exception]:
-        return await self._ask_admission(AdmitRequest(items=list(items)))
+    async def _admit(self, items: Sequence[str]) -> Sequence[Admitted | Exception]:
+        return await self._ask_admission(AdmitRequest.written(items))
 
-    async def _ask_admission(self, request: AdmitRequest) -> Sequence[Admitted | TangramError]:
+    async def _ask_admission(self, request: str) -> Sequence[Admitted | TangramError]:
         content = await self._peers.call(f"{self._admission_url}/internal/admit", request)
         self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
@@ -306,24 +305,26 @@ def _item(
     caller: Caller,
     key: str | None,
     trace: Trace,
-    begins_with: BeginsWith | None = None,
     *,
+    begins_with: BeginsWith | None = None,
+    asked_for: Sequence[AskedFor] = (),
     gang_size: int = 0,
-) -> tuple[AdmitItem, int]:
+) -> str:
+    """An `AdmitItem` as JSON."""
     # Without what is as by default: a field that a later version adds is no other body.
     body = action.model_dump_json(exclude_defaults=True)
-    body += begins_with.model_dump_json() if begins_with is not None else ""
-    body += f"gang of {gang_size}" if gang_size else ""
-    item = AdmitItem(
+    bound = body + (begins_with.model_dump_json() if begins_with is not None else "")
+    bound += f"gang of {gang_size}" if gang_size else ""
+    submission = Submission(
         project_id=caller.project_id,
-        action=action,
         key=key,
-        body_hash=sha256(body.encode()).hexdigest() if key is not None else None,
+        body_hash=sha256(bound.encode()).hexdigest() if key is not None else None,
         traceparent=trace.parent,
         tracestate=trace.state if trace.state and len(trace.state) <= MAX_TRACESTATE else None,
         begins_with=begins_with,
+        asked_for=list(asked_for),
     )
-    return item, len(body)
+    return submission.written_with(body)
 
 
 def _result_size(action: Action) -> int:

@@ -118,7 +118,7 @@ def _result(row: Row) -> ActionResult:
         peak_memory_mib=round(row.peak_memory_kib / 1024, 3),
         left_behind=row.left_behind,
         enforcement=json.loads(row.enforcement),
-        scores=json.loads(row.scores) if row.scores is not None else None,
+        scores=ENTRIES.validate_json(row.scores) if row.scores is not None else None,
     )
 
 

@@ -60,12 +60,18 @@ async def test_requests_are_counted_by_the_template_of_their_route(system: Syste
     async with system.client() as api:
         await api.get("/v1/actions/00000000-0000-7000-8000-000000000000")
         await api.get("/no/such/path")
+        # By the short way, and by the framework's.
+        for path in ("/v1/scores", "/get_reward", "/t/a/get_reward"):
+            assert (await api.post(path, json={"no": 1})).status_code == 422
+        assert (await api.get("/v1/scores")).headers["allow"] == "POST"
     samples = await scrape(system, "gateway")
     one = {"method": "GET", "route": "/v1/actions/{id}"}
     assert value(samples, "http_requests_total", status="404", **one) == 1
     assert value(samples, "http_request_duration_seconds_count", **one) == 1
     assert value(samples, "http_requests_total", method="GET", route="none", status="404") == 1
     assert value(samples, "http_requests_total", method="POST", route="/v1/actions:batch", status="202") == 1
+    assert value(samples, "http_requests_total", method="POST", route="/v1/scores", status="422") == 1
+    assert value(samples, "http_requests_total", method="POST", route="/get_reward", status="422") == 2
 
 
 async def test_the_gateway_tells_only_who_may_read_it(system: System) -> None:

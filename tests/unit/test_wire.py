@@ -1,10 +1,12 @@
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic import ValidationError
 
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import DemandImpossible, FieldError, NotFound, Problem, Unavailable, error_from
+from arl_wire.internal import AdmitItem, AdmitRequest, AskedFor, BeginsWith, Submission
 from arl_wire.services import RegisterService
 
 BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
@@ -56,6 +58,35 @@ def test_what_does_not_fit_is_refused_by_the_name_of_its_field(changed: dict[str
     with pytest.raises(ValidationError) as caught:
         SubmitAction.model_validate(BASE | changed)
     assert field in {".".join(str(part) for part in error["loc"]) for error in caught.value.errors()}
+
+
+def test_what_is_written_once_is_read_as_it_was() -> None:
+    more = {"demand": {"cpu": {"min": 1, "max": 2}}, "elasticity": {"model": "table", "seconds": {"1": 2.0}}}
+    actions = [
+        SubmitAction.model_validate(each)
+        for each in (
+            BASE,
+            BASE | more | {"files": {"a": "AAEC"}, "stdin": '"\\\n\u2028', "labels": {"a": ""}, "timeout_s": 300},
+            BASE | {"elasticity": {"model": "amdahl", "parallel_fraction": 0, "resizable": "any"}, "env": {"A": "}]"}},
+            BASE | SESSION | {"environment": {"id": str(UUID(int=5)), "idle_ttl_s": 9}, "trajectory": None},
+            {"task": "t", "kind": "score", "service": "s", "items": [{"text": "a", "chat": None}, {"token_ids": [1]}]},
+        )
+    ]
+    plain = Submission(project_id=1)
+    full = Submission(
+        project_id=2,
+        key='"}',
+        body_hash="00",
+        traceparent="00-" + "a" * 32,
+        tracestate="k=v",
+        begins_with=BeginsWith(snapshot=UUID(int=3), node=4),
+        asked_for=[AskedFor(items=2, step=0), AskedFor(items=1, trajectory="x", traceparent="00")],
+    )
+    items = [(said, action) for action in actions for said in (plain, full)]
+    written = [said.written_with(action.model_dump_json(exclude_defaults=True)) for said, action in items]
+    read = AdmitRequest.model_validate_json(AdmitRequest.written(written, gang=True))
+    assert read == AdmitRequest(items=[AdmitItem(**dict(said), action=action) for said, action in items], gang=True)
+    assert AdmitRequest.model_validate_json(AdmitRequest.written(written[:1])).gang is False
 
 
 def test_a_session_in_a_kept_environment_is_an_action() -> None:
