@@ -11,14 +11,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from arl_core.states import Outcome
 from arl_gateway.auth import Caller
 from arl_gateway.service import Actions, Admitted, Trace
+from arl_store.tx import is_temporary
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.errors import QueueFull, Unavailable, ValidationFailed
 from arl_wire.internal import AskedFor
@@ -35,6 +37,8 @@ RETRIES = 2
 TIMEOUT_S: float = SubmitAction.model_fields["timeout_s"].default
 """At least; an action may take as long as somebody waits for it."""
 LOOK_S = 20.0
+PAUSE_S = 1.0
+"""Before what could not be done is tried again."""
 GATHER_SHARE = 0.1
 """Of the time that the last action took: so long the next one waits for company while another is on its way."""
 GATHER_S = 0.05
@@ -106,8 +110,8 @@ class _Lane:
 class Scores:
     """`flights`: unsettled actions of one lane; one is scored while the next one waits, and a third gathers."""
 
-    def __init__(self, actions: Actions, *, flights: int, max_waiting: int) -> None:
-        self._actions = actions
+    def __init__(self, actions: Actions, *, flights: int, max_waiting: int, pause_s: float = PAUSE_S) -> None:
+        self._actions, self._pause_s = actions, pause_s
         self._flights, self._max_waiting = flights, max_waiting
         self._lanes: dict[tuple[int, str, str, int], _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -163,14 +167,25 @@ class Scores:
                 self._gather(lane)
                 return
             self._stop_gathering(lane)
-            lane.flights += 1
             alone = lane.waiting[0].ask.alone
-            flight = _Flight(
-                [lane.waiting.popleft()] if alone else _together(lane.waiting, lambda call: call.ask.items)
-            )
-            for call in flight.calls:
-                call.flight = flight
-            flight.task = self._in_background(self._fly(lane, flight))
+            calls = [lane.waiting.popleft()] if alone else _together(lane.waiting, lambda call: call.ask.items)
+            # Whoever is cancelled may not have had his turn to leave yet.
+            if calls := [call for call in calls if not call.answer.done()]:
+                self._begin(lane, _Flight(calls))
+
+    def _begin(self, lane: _Lane, flight: _Flight) -> None:
+        lane.flights += 1
+        for call in flight.calls:
+            call.flight = flight
+        flight.task = self._in_background(self._answer(flight.calls))
+        # Not in the task itself: one that is cancelled before its first step never runs.
+        flight.task.add_done_callback(partial(self._landed, lane, time.monotonic()))
+
+    def _landed(self, lane: _Lane, begun: float, _: "asyncio.Task[None]") -> None:
+        lane.flights -= 1
+        lane.took_s = time.monotonic() - begun
+        self._go_on(lane)
+        self._forget(lane)
 
     def _gather(self, lane: _Lane) -> None:
         if lane.gathering is None:
@@ -185,16 +200,6 @@ class Scores:
     def _gathered(self, lane: _Lane) -> None:
         lane.gathering = None
         self._go_on(lane, gathered=True)
-
-    async def _fly(self, lane: _Lane, flight: _Flight) -> None:
-        begun = time.monotonic()
-        try:
-            await self._answer(flight.calls)
-        finally:
-            lane.flights -= 1
-            lane.took_s = time.monotonic() - begun
-            self._go_on(lane)
-            self._forget(lane)
 
     def _forget(self, lane: _Lane) -> None:
         if not lane.flights and not lane.waiting:
@@ -225,13 +230,26 @@ class Scores:
             self._in_background(self._cancel_admitted(admitting, caller))
             raise
         try:
-            action = await self._actions.outcome(admitted, caller, wait_s=LOOK_S)
-            while action.settled_at is None:
-                action = await self._actions.get(admitted.id, caller, wait_s=LOOK_S)
+            return await self._watched(admitted, caller)
         except BaseException:
             self._in_background(self._cancel_admitted(admitting, caller))
             raise
-        return action
+
+    async def _watched(self, admitted: Admitted, caller: Caller) -> Action:
+        """As it settled, however often Postgres is away meanwhile: it is durable, and its callers say for how long."""
+        look: Callable[..., Awaitable[Action]] = partial(self._actions.outcome, admitted)
+        while True:
+            begun = time.monotonic()
+            try:
+                action = await look(caller, wait_s=LOOK_S)
+                if action.settled_at is not None:
+                    return action
+            except Exception as error:
+                if not (is_temporary(error) or isinstance(error, Unavailable)):
+                    raise
+            if time.monotonic() - begun < LOOK_S:  # Postgres is away, or this gateway ends and lets nobody wait
+                await asyncio.sleep(self._pause_s)
+            look = partial(self._actions.get, admitted.id)
 
     async def _cancel_admitted(self, admitting: "asyncio.Future[Admitted]", caller: Caller) -> None:
         try:
@@ -246,13 +264,16 @@ class Scores:
         return task
 
     async def _admitted(self, calls: Sequence[_Call], caller: Caller) -> Admitted:
-        """Held back while the queue is full: for whoever waits here, a refusal would only be more requests."""
+        """Held back while there is no way in: for whoever waits here, a refusal would only be more requests.
+
+        Where it was not heard whether it is in, it is asked for again, and may be scored for nobody until its deadline.
+        """
         asked_for = [_asked_for(call) for call in calls]
         while any(not call.answer.done() for call in calls):
             try:
                 return await self._actions.admit(_action(calls), caller, trace=calls[0].trace, asked_for=asked_for)
-            except QueueFull as full:
-                await asyncio.sleep(full.retry_after_s or 1)
+            except (QueueFull, Unavailable) as refused:
+                await asyncio.sleep(refused.retry_after_s or self._pause_s)
         raise Unavailable("nobody waits for it any more")
 
 

@@ -3,14 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from random import Random
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+import pytest
 
 from arl_core.states import Outcome, State
 from arl_gateway.auth import Caller
 from arl_gateway.scores import Ask, Scored, Scores
 from arl_gateway.service import Actions, Admitted, Trace
+from arl_store.tx import PoolBusy
 from arl_wire.actions import Action, ActionResult, SubmitAction
+from arl_wire.errors import NotFound, QueueFull, Unavailable
 from arl_wire.internal import AskedFor
 from arl_wire.scores import Score, ScoreItem
 
@@ -24,7 +29,10 @@ class Held:
         self.items: list[int] = []
         self.gate = asyncio.Semaphore(0)
         self.timeouts_s: list[float] = []
+        self.cancelled = 0
         self._texts: dict[Any, list[str]] = {}
+        self.looks: list[Exception | None] = []
+        """What comes of the first ones: nothing yet, or an error."""
 
     async def admit(self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]) -> Any:
         admitted = Admitted(uuid4(), created=True)
@@ -33,16 +41,27 @@ class Held:
         self.timeouts_s.append(action.timeout_s)
         return admitted
 
+    async def cancel(self, id: UUID, caller: Caller) -> None:
+        self.cancelled += 1
+
     async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
+        return await self.get(admitted.id, caller, wait_s=wait_s)
+
+    async def get(self, id: UUID, caller: Caller, *, wait_s: float) -> Action:
+        now = datetime.now(UTC)
+        if self.looks:
+            if (error := self.looks.pop(0)) is not None:
+                raise error
+            return Action(id=id, task="t", kind="score", state=State.RUNNING, created_at=now)
         await self.gate.acquire()
-        scores, now = [Score(score=float(len(text))) for text in self._texts[admitted.id]], datetime.now(UTC)
+        scores = [Score(score=float(len(text))) for text in self._texts[id]]
         result = ActionResult(grant_no=1, scores=scores)
         outcome = {"state": State.SETTLED, "outcome": Outcome.OK, "created_at": now, "settled_at": now}
-        return Action(id=admitted.id, task="t", kind="score", result=result, **outcome)
+        return Action(id=id, task="t", kind="score", result=result, **outcome)
 
 
 def scores_of(held: Held) -> Scores:
-    return Scores(cast(Actions, held), flights=2, max_waiting=100)
+    return Scores(cast(Actions, held), flights=2, max_waiting=100, pause_s=0.001)
 
 
 def asking(scores: Scores, text: str, *, alone: bool = False) -> "asyncio.Task[Scored]":
@@ -113,3 +132,60 @@ async def test_who_hangs_up_while_company_is_waited_for_is_left_out() -> None:
     held.gate.release()
     assert (await first).entries[0].score == (await stays).entries[0].score == 1.0
     assert scores.waiting == 0
+
+
+async def test_a_lane_serves_on_whoever_hangs_up_and_when() -> None:
+    held, random = Held(), Random(1)
+    scores = scores_of(held)
+    async with asyncio.timeout(20):
+        for _ in range(300):
+            await _some_hang_up(scores, held, random)
+        held.gate.release()
+        assert (await asking(scores, "abc")).entries[0].score == 3.0
+
+
+async def _some_hang_up(scores: Scores, held: Held, random: Random) -> None:
+    calls = [asking(scores, "a") for _ in range(random.randint(1, 5))]
+    for _ in range(random.randint(0, 8)):
+        await asyncio.sleep(0)
+    for call in calls:
+        held.gate.release()
+        # Some before the action of theirs has made its first step, as the turn comes that ends another one.
+        if random.random() < 0.7:
+            call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await scores.drain()
+    held.gate = asyncio.Semaphore(0)
+
+
+@pytest.mark.parametrize("look", [ConnectionRefusedError(), PoolBusy("all in use"), Unavailable("restarting"), None])
+async def test_who_waits_is_answered_though_the_database_was_away_meanwhile(look: Exception | None) -> None:
+    held = Held()
+    held.looks = [look] * 3
+    scores = scores_of(held)
+    held.gate.release()
+    async with asyncio.timeout(5):
+        assert (await asking(scores, "ab")).entries[0].score == 2.0
+    assert (held.items, held.looks, held.cancelled) == ([1], [], 0)
+
+
+async def test_what_is_wrong_for_good_is_answered_at_once() -> None:
+    held = Held()
+    held.looks = [NotFound("there is no such action")]
+    with pytest.raises(NotFound):
+        await asking(scores_of(held), "ab")
+
+
+async def test_who_asks_while_there_is_no_way_in_is_held() -> None:
+    held = Held()
+    admit, refusals = held.admit, [Unavailable("a service is not reachable"), QueueFull("full")]
+
+    async def refusing(*args: Any, **named: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await admit(*args, **named)
+
+    held.admit = refusing  # type: ignore[method-assign]
+    held.gate.release()
+    async with asyncio.timeout(5):
+        assert (await asking(scores_of(held), "ab")).entries[0].score == 2.0
