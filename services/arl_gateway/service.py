@@ -1,6 +1,7 @@
 """What the routes do: submit through admission, read rows, wait without a query per waiter."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -332,12 +333,17 @@ def _result_size(action: Action) -> int:
     if result is None:
         return 0
     streams = sum(len(stream.text) + len(stream.base64 or "") for stream in (result.stdout, result.stderr))
-    scores = sum(SCORE_BYTES + NUMBER_BYTES * _numbers(score) for score in result.scores or ())
+    scores = sum(SCORE_BYTES + NUMBER_BYTES * _numbers(score) + _said_bytes(score) for score in result.scores or ())
     return streams + scores + sum(len(content) for content in result.files.values())
 
 
+def _said_bytes(score: Score) -> int:
+    return sum(len(json.dumps(each)) for each in (score.details, score.completion) if each)
+
+
 def _numbers(score: Score) -> int:
-    return len(score.values or ()) + len(score.logprobs or ()) + len(score.token_ids or ())
+    tops = sum(len(each) for each in score.top_token_ids or ())
+    return 2 * tops + sum(len(each or ()) for each in (score.values, score.logprobs, score.token_ids, score.ranks))
 
 
 def _checked_key(key: str | None) -> str | None:

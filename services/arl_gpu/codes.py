@@ -7,7 +7,7 @@ from arl_gpu.device import CopyFailed
 from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
 from arl_gpu.messages import HOST_FULL
 from arl_gpu.residency import NoRoom
-from arl_gpu.services import NotSplit
+from arl_gpu.services import Incomplete, NotSplit
 from arl_gpu.together import PeerGone, PeerNotReady
 
 __all__ = ["CODES", "HostFull", "code_of"]
@@ -30,6 +30,7 @@ CODES: Mapping[type[Exception], str] = {
     EngineTrouble: "engine_trouble",
     WakeFailed: "wake_failed",
     NotSplit: "not_split",
+    Incomplete: "incomplete_model",
     PeerGone: "peer_gone",
     PeerNotReady: "peer_not_ready",
 }

@@ -11,8 +11,8 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from arl_core.eviction import Candidate, Use, leaving, victims
 
 __all__ = ["Holder", "HostMemory", "Wanted", "limit_bytes"]
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 UNUSED = Use()
 
 Wanted = tuple[Mapping[str, Any], int]
@@ -233,14 +233,24 @@ def _emptied(descriptor: int) -> bool:
     return True
 
 
-def limit_bytes() -> int:
-    """Of this process's memory: the control group's, or the machine's."""
+def limit_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """Of this process's memory: its control group's or that of a group around it, or the machine's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in CGROUP_LIMITS:
-        try:
+    for path in _limits(cgroups, own):
+        with suppress(OSError):
             text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
+            total = min(total, int(text) if text.isdigit() else total)
     return total
+
+
+def _limits(cgroups: Path, own: Path) -> Iterator[Path]:
+    """Files of limits, of which those may not be there that a container does not see."""
+    yield from (cgroups / "memory.max", cgroups / "memory" / "memory.limit_in_bytes")
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if ".." in Path(path).parts or not (controllers == "" or "memory" in controllers.split(",")):
+                continue
+            base, name = (cgroups, "memory.max") if not controllers else (cgroups / "memory", "memory.limit_in_bytes")
+            group = Path(path.lstrip("/"))
+            yield from (base / each / name for each in (group, *group.parents))

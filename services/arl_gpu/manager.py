@@ -26,7 +26,8 @@ from arl_gpu.judging import Judging
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.registrations import Wish
 from arl_gpu.registry import Registry
-from arl_gpu.scoring import Scorer, Scoring
+from arl_gpu.scoring import Scoring
+from arl_gpu.seats import Scorer
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
 from arl_gpu.turns import Turns
@@ -94,6 +95,7 @@ class Manager:
             settings.models,
             learn=self.scoring.learn,
             is_idle=self._is_idle,
+            forgotten=self.scoring.forget,
             engines={name: engine.device for name, engine in settings.engines.items()},
             alike=settings.alike,
         )
@@ -313,7 +315,7 @@ class Manager:
         return not any(slots_of(service) in held for held in self._held.values())
 
     def _health(self, service: ServiceFiles) -> str:
-        return self.scoring.health if service.engine is None else self._judging.health(service)
+        return self.scoring.health(service.name) if service.engine is None else self._judging.health(service)
 
     def _described(self) -> list[dict[str, Any]]:
         states, health = self.scoring.states, self.registry.health

@@ -44,10 +44,12 @@ class Registry:
         *,
         learn: Callable[[int, Mapping[str, Any]], None],
         is_idle: Callable[[str], bool],
+        forgotten: Callable[[str], None] = lambda name: None,
         engines: Mapping[str, int] = NO_ENGINES,
         alike: int | None = None,
     ) -> None:
-        """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node.
+        """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node; `forgotten`
+        is told what is not offered any more, or not as it was.
 
         `engines`: the numbers of their devices, by name. `alike`: how many devices may compute a service together;
         all, where nothing is said.
@@ -56,7 +58,7 @@ class Registry:
         self._alike = len(owners) if alike is None else alike
         self._along = {each.name: each for each in files}
         self._owners, self._models = owners, models
-        self._learn, self._is_idle = learn, is_idle
+        self._learn, self._is_idle, self._forgotten = learn, is_idle, forgotten
         self._wishes: dict[str, Wish] = {}
         self._reads = self._taken = 0
         """How often the wishes were read, and which of these reads is the one that is known."""
@@ -188,6 +190,9 @@ class Registry:
         try:
             files = registered(wish, self._models, self._engines, devices=self._alike)
         except BadRegistration as error:
+            if self.offers(wish.name, wish.registered_at) and wish.name not in self._not_split:
+                # It was read once. What can't be read now may be in the middle of being written.
+                return self._offered[wish.name]
             health = f"bad_registration: {error}"
             if self._troubles.get(wish.name) != health:
                 log.warning("%s can't be offered: %s", wish.name, health)
@@ -200,6 +205,8 @@ class Registry:
 
     async def _offer(self, files: ServiceFiles) -> None:
         before = self._offered.get(files.name)
+        if before is not None and before.registered_at != files.registered_at:
+            self._forgotten(files.name)
         if before is not None and (before.device, before.parallel) != (files.device, files.parallel):
             await self._forget(files.name)
         with self._blamed(files.name):
@@ -234,6 +241,7 @@ class Registry:
         self._pinned.discard(name)
         for kept in (self._evicted, self._stays, self._troubles, self._splits):
             kept.pop(name, None)
+        self._forgotten(name)
 
     async def _pin(self, name: str, *, on: bool) -> None:
         for number, owner in self._owners_of(self._offered.get(name)):

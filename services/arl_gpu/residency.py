@@ -197,7 +197,8 @@ class Residency:
         finally:
             if name in self._copies:
                 self._take(name)
-            self._occupancy = self._occupancy.released(name)
+            if self._occupancy.of(name).state is Residence.RESIDENT:  # else its copy broke off
+                self._occupancy = self._occupancy.released(name)
 
     def prefetch(self, waiting: Sequence[str]) -> str | None:
         """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""

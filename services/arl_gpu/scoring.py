@@ -5,75 +5,32 @@ import contextlib
 import json
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from arl_core.fence import Fence
 from arl_core.residency import Residence
-from arl_gpu.groups import Groups, Member
+from arl_gpu.groups import Groups
 from arl_gpu.jobs import Job, Report
 from arl_gpu.judging import Judging
 from arl_gpu.kinds.model import Entry, Item
 from arl_gpu.metrics import GpuMetrics
+from arl_gpu.seats import Scorer, Seat
 from arl_gpu.turns import Batch, Part, Place, Turns
 
-__all__ = ["Scorer", "Scoring"]
+__all__ = ["Scoring"]
 
 DRAIN_S = 10.0
 LOOK_AGAIN_S = 0.01
 DEATHS_APART = 2
 """Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
 
-ON_DEVICE = (Residence.RESTORING, Residence.RESIDENT)
+REFUSED_S = 5.0
+"""How long a device is not asked again to make room, while another one may have some: pins and engines change."""
 NEARNESS = tuple(Residence)
 
 log = logging.getLogger(__name__)
-
-
-class Scorer(Member, Protocol):
-    """Whatever owns the device. One order at a time."""
-
-    async def end(self) -> int | None: ...
-    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
-    async def release(self, engine: str) -> dict[str, Any]: ...
-    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]: ...
-    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
-    async def forget(self, name: str) -> dict[str, Any]: ...
-    async def pin(self, name: str, *, on: bool) -> dict[str, Any]: ...
-    async def restore(self, name: str) -> dict[str, Any]: ...
-    async def evict(self, name: str) -> dict[str, Any]: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Device:
-    """One worker's, as it was after its last batch."""
-
-    number: int
-    worker: Scorer
-    states: Mapping[str, Residence] = field(default_factory=dict)
-    used_bytes: int = 0
-    fitting: Collection[str] | None = None
-    serves: str | None = None
-    """The service whose batch it computes."""
-    work: asyncio.Event = field(default_factory=asyncio.Event)
-    deaths: int = 0
-    """Of its worker, or of another one that computed with it, each in a batch that it took."""
-    parked: deque[Batch] = field(default_factory=deque)
-    """What finds room once an engine that is in use is released."""
-
-    @property
-    def holds(self) -> set[str]:
-        return self.there if self.serves is None else self.there | {self.serves}
-
-    @property
-    def there(self) -> set[str]:
-        """Or on its way."""
-        return {name for name, state in self.states.items() if state in ON_DEVICE}
-
-    def services_in(self, state: Residence) -> set[str]:
-        return {name for name, each in self.states.items() if each is state}
 
 
 class Scoring:
@@ -93,7 +50,7 @@ class Scoring:
         judging: Judging | None = None,
         groups: Groups | None = None,
     ) -> None:
-        self._devices = [_Device(number, worker) for number, worker in enumerate(workers)]
+        self._devices = [Seat(number, worker) for number, worker in enumerate(workers)]
         self._report, self._failed = report, failed
         self._jobs = turns
         self._metrics = metrics
@@ -102,8 +59,7 @@ class Scoring:
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.health = "ok"
-        """Or the code of what went wrong with the last batch. All projects read it; a message may quote an item."""
+        self._troubles: dict[str, str] = {}
         self.batches: Counter[str] = Counter()
         self.scored: Counter[str] = Counter()
         """Items, by service."""
@@ -128,6 +84,20 @@ class Scoring:
     @property
     def used_bytes(self) -> int:
         return sum(device.used_bytes for device in self._devices)
+
+    def health(self, service: str) -> str:
+        """`ok`, or the code of what went wrong with its last batch.
+
+        All projects read it; a message may quote an item.
+        """
+        return self._troubles.get(service, "ok")
+
+    def forget(self, service: str) -> None:
+        """What has its name from now on begins anew."""
+        self._troubles.pop(service, None)
+        self.batches.pop(service, None)
+        self.scored.pop(service, None)
+        self._jobs.forget(service)
 
     def start(self) -> None:
         self._judging.start(self)
@@ -167,7 +137,7 @@ class Scoring:
         message = f"{len(job.done)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
         self._end(job, "infra_error", reason="score_timeout", message=message)
 
-    async def _forever(self, device: _Device) -> None:
+    async def _forever(self, device: Seat) -> None:
         while True:
             await self._something_to_do(device)
             while batch := self._next_batch(device):
@@ -181,13 +151,14 @@ class Scoring:
                 device.serves = None
                 self._wake()
 
-    def _next_batch(self, device: _Device) -> Batch:
-        while device.parked and not self._is_busy(device, device.parked[0]):
-            if batch := [part for part in device.parked.popleft() if not self.is_over(part.job)]:
+    def _next_batch(self, device: Seat) -> Batch:
+        while device.handed or (device.parked and not self._is_busy(device, device.parked[0])):
+            taken = (device.handed or device.parked).popleft()
+            if batch := [part for part in taken if not self.is_over(part.job)]:
                 return batch
         return self._jobs.next_batch(self._place(device), now=time.monotonic())
 
-    async def _something_to_do(self, device: _Device) -> None:
+    async def _something_to_do(self, device: Seat) -> None:
         """Returns when something came or ended, or when a service has been waited for long enough."""
         look_at = self._jobs.next_look(self._place(device), now=time.monotonic())
         with contextlib.suppress(TimeoutError):
@@ -195,15 +166,20 @@ class Scoring:
                 await device.work.wait()
         device.work.clear()
 
-    def _place(self, device: _Device) -> Place:
+    def _place(self, device: Seat) -> Place:
         number, parked = device.number, {batch[0].job.service for batch in device.parked}
+        others = [other.refusing(time.monotonic()) for other in self._devices if other is not device]
+        refused = {name for name in device.refusing(time.monotonic()) if any(name not in each for each in others)}
         makes_room = any(number in self._members(other, batch) for other in self._devices for batch in other.parked)
         stuck = {batch[0].job.service for other in self._devices for batch in other.parked}
         members = {name: self._groups.members(name, number) for name in self._groups.splits if name not in stuck}
         return Place(
             members=members,
             beside={name: self._resident_on(numbers) - {name} for name, numbers in members.items()},
-            closed=parked | self._groups.led_elsewhere(number) | self._judging.closed(number, makes_room=makes_room),
+            closed=parked
+            | refused
+            | self._groups.led_elsewhere(number)
+            | self._judging.closed(number, makes_room=makes_room),
             number=number,
             resident=self._on_all(device, lambda each: each.services_in(Residence.RESIDENT)),
             restoring=self._on_all(device, lambda each: each.there),
@@ -220,7 +196,7 @@ class Scoring:
     def _resident_on(self, numbers: Sequence[int]) -> set[str]:
         return {name for at in numbers for name in self._devices[at].services_in(Residence.RESIDENT)}
 
-    def _on_all(self, device: _Device, services_of: Callable[[_Device], Collection[str] | None]) -> set[str]:
+    def _on_all(self, device: Seat, services_of: Callable[[Seat], Collection[str] | None]) -> set[str]:
         """Those of the device; of one that several devices compute, where it is so on all of them. None is all."""
         found = services_of(device) or ()
         others = {name: [self._devices[at] for at in self._groups.members(name, device.number)] for name in found}
@@ -230,11 +206,11 @@ class Scoring:
             if all((each := services_of(other)) is None or name in each for other in others[name])
         }
 
-    def _members(self, device: _Device, batch: Batch) -> Sequence[int]:
+    def _members(self, device: Seat, batch: Batch) -> Sequence[int]:
         """Numbers of the devices that compute it."""
         return self._groups.members(batch[0].job.service, device.number)
 
-    def _is_busy(self, device: _Device, batch: Batch) -> bool:
+    def _is_busy(self, device: Seat, batch: Batch) -> bool:
         return any(self._judging.is_busy(number) for number in self._members(device, batch))
 
     def is_over(self, job: Job) -> bool:
@@ -284,7 +260,7 @@ class Scoring:
             if not has_engine:
                 self.runs(job)
 
-    async def _run(self, device: _Device, batch: Batch) -> None:
+    async def _run(self, device: Seat, batch: Batch) -> None:
         service = batch[0].job.service
         if (files := self._judging.serving(service)) is not None:
             self.batches[service] += 1
@@ -293,9 +269,9 @@ class Scoring:
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
         was_busy = self._is_busy(device, batch)
         answer = await self._answer(device, service, items)
-        if answer.get("error") == "no_room" and (was_busy or self._is_busy(device, batch)):
-            device.parked.append(batch)
-        elif "error" not in answer:
+        if answer.get("error") == "no_room" and self._is_put_off(device, batch, was_busy=was_busy):
+            return
+        if "error" not in answer:
             # What a function of one's own takes has nothing to do with an item's cost.
             if answer["tokens"] and answer["model_s"] is not None:
                 self._jobs.took(batch, device.number, answer["model_s"])
@@ -307,7 +283,29 @@ class Scoring:
             self._jobs.failed(batch, device.number)
             await self._broke(device, batch, answer)
 
-    async def _answer(self, device: _Device, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
+    def _is_put_off(self, device: Seat, batch: Batch, *, was_busy: bool) -> bool:
+        """Until an engine is released, or to another device that may have room."""
+        service, now = batch[0].job.service, time.monotonic()
+        if was_busy or self._is_busy(device, batch):
+            device.parked.append(batch)
+            self._stand_still(batch)
+            return True
+        if service in self._groups.splits:
+            return False
+        device.refused[service] = now + REFUSED_S
+        others = [other for other in self._devices if service not in other.refusing(now)]
+        if others:
+            min(others, key=lambda other: len(other.handed)).handed.append(batch)
+        return bool(others)
+
+    def _stand_still(self, batch: Batch) -> None:
+        """Of what nothing is computed, no time passes."""
+        for job, _, _ in batch:
+            if not job.done:
+                _stop_timer(job)
+                job.runs_since = None
+
+    async def _answer(self, device: Seat, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
         """The workers', or what one of them died of."""
         found = await self._groups.score(service, device.number, items, self.waiting_on)
         for number, heard in found.heard.items():
@@ -316,10 +314,12 @@ class Scoring:
             self._lost(self._devices[number], message)
         if found.died:
             device.deaths += 1
-        self.health = found.answer.get("error", "ok")
+        self._troubles.pop(service, None)
+        if "error" in found.answer:
+            self._troubles[service] = found.answer["error"]
         return found.answer
 
-    def _lost(self, device: _Device, message: str) -> None:
+    def _lost(self, device: Seat, message: str) -> None:
         log.warning("the worker died: %s", message)
         self._metrics.worker_deaths.inc()
         device.fitting = None
@@ -338,10 +338,10 @@ class Scoring:
         if answer["moves"]:
             self._metrics.observe_moves(answer["moves"])
 
-    def _waiting(self, device: _Device) -> Sequence[str]:
+    def _waiting(self, device: Seat) -> Sequence[str]:
         return self._jobs.waiting(self._place(device), now=time.monotonic())
 
-    async def _broke(self, device: _Device, batch: Batch, answer: Mapping[str, Any]) -> None:
+    async def _broke(self, device: Seat, batch: Batch, answer: Mapping[str, Any]) -> None:
         """What is wrong with one action's items must not be the end of the others."""
         if len(batch) == 1:
             self._fail(batch, answer["error"], answer["message"])

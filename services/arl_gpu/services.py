@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "HEAD",
     "KNOWN",
+    "Incomplete",
     "NotSplit",
     "ServiceFiles",
     "available",
@@ -23,6 +24,10 @@ __all__ = [
 
 class NotSplit(Exception):
     """A model that several devices can't compute together."""
+
+
+class Incomplete(Exception):
+    """Files that lack weights which a service of its kind needs: it would answer by what chance put there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from arl_core.fence import Fence
 from arl_gpu.jobs import MAX_TOKENS, Job, Report, cost_of_item
 from arl_gpu.kinds.model import Item
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scorer, Scoring
+from arl_gpu.scoring import Scoring
+from arl_gpu.seats import Scorer
 from arl_gpu.turns import Turns
 from arl_gpu.worker_client import Worker
 from arl_kit.metrics import Metrics

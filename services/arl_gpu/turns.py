@@ -1,5 +1,6 @@
 """Whose items go to which device next. Knows no device, and the time only as it is told."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -112,7 +113,7 @@ class Turns:
 
         Raises where a job waits and none of its items has a cost.
         """
-        every = _by_service(self._ready())
+        every = _by_service(self._ready(place.closed))
         queue = {name: jobs for name, jobs in every.items() if name not in place.closed}
         service = self._service(queue, every, place, now)
         if service is None:
@@ -153,12 +154,16 @@ class Turns:
             if at == number and service not in services:
                 del self._budgets[service, at]
 
+    def forget(self, service: str) -> None:
+        """It was removed."""
+        self._served_at.pop(service, None)
+
     def _budget(self, service: str, number: int) -> int:
         return self._budgets.get((service, number), self._batch_tokens)
 
     def waiting(self, place: Place, *, now: float = 0.0) -> list[str]:
         """Services with work for this device now, the one whose oldest action has waited the longest first."""
-        queue = _by_service(self._ready())
+        queue = _by_service(self._ready(place.closed))
         return [service for service in queue if self._may_be_here(service, queue, place, now)]
 
     def next_look(self, place: Place, *, now: float) -> float | None:
@@ -168,7 +173,8 @@ class Turns:
         return min((time for time in times if time > now), default=None)
 
     def _open(self, place: Place) -> _Queue:
-        return {name: jobs for name, jobs in _by_service(self._ready()).items() if name not in place.closed}
+        ready = _by_service(self._ready(place.closed))
+        return {name: jobs for name, jobs in ready.items() if name not in place.closed}
 
     def _service(self, queue: _Queue, every: _Queue, place: Place, now: float) -> str | None:
         """`every`: also what may not begin here."""
@@ -235,20 +241,26 @@ class Turns:
         there = place.beside.get(service, place.resident)
         if not there:
             return True
-        needed = queue if service not in place.beside else {job.service for job in self._ready()}
+        needed = queue if service not in place.beside else {job.service for job in self._ready(place.closed)}
         resting = (each for each in there if each not in needed)
         return any(now - self._served_at.get(each, now - self._swap_wait_s) >= self._swap_wait_s for each in resting)
 
-    def _ready(self) -> list[Job]:
-        """Those that have begun or may begin, and of which something is left."""
-        left = _left(job for job in self if job.has_begun)
-        found, is_full = [], False
+    def _ready(self, closed: Collection[str]) -> list[Job]:
+        """Those that have begun or may begin, and of which something is left.
+
+        Large ones of a service wait for those of it that are before them, and never for another service's, which may
+        not begin here for long; nor for what is left of one that is closed.
+        """
+        begun = _left(job for job in self if job.has_begun and job.service not in closed)
+        before: Counter[str] = Counter()
+        found, full = [], set[str]()
         for job in self:
             if not job.has_begun and (cost := sum(job.costs)) > self._batch_tokens:
-                is_full = is_full or bool(left and left + cost > self._begun_tokens)
-                if is_full:
+                left = begun + before[job.service]
+                if job.service in full or (left and left + cost > self._begun_tokens):
+                    full.add(job.service)
                     continue
-                left += cost
+                before[job.service] += cost
             if job.given < len(job.items):
                 found.append(job)
         return found

@@ -21,7 +21,7 @@ from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
 from arl_wire.internal import GrantBody
 from support.conditions import eventually
-from support.gpu import MOVES, SLOT, SLOTS, Gpu, driving, scored
+from support.gpu import Gpu, MOVES, NOTHING, SLOT, SLOTS, driving, scored
 from support.rows import Rows, rows_in, store_of
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
@@ -284,11 +284,15 @@ async def test_how_much_was_scored_is_written_now_and_then_and_with_whatever_els
 ) -> None:
     async with driving(rows, count_every_s=every_s) as gpu:
         found = []
-        for health in ("ok", "ok", "worker_died"):
+        for breaks in (False, False, True):
             action = await gpu.granted("a")
             await gpu.worker.answer_next()
             await rows.until_state(action, "settled")
-            gpu.manager.scoring.health = health
+            if breaks:
+                action = await gpu.granted("b")
+                _, answer = await gpu.worker.next_order()
+                answer.set_result(NOTHING | {"error": "forward_failed", "message": "broken by the test"})
+                await rows.until_state(action, "settled")
             await gpu.manager.poll()
             [said] = json.loads(await rows.value("select services::text from nodes"))
             found.append(said["scores"])

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from arl_gpu.kinds.model import Item
 from arl_gpu.manager import Manager
-from arl_gpu.scoring import Scorer
+from arl_gpu.seats import Scorer
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
 from arl_gpu.worker_client import WorkerDied

@@ -1,6 +1,7 @@
 """Functions that a node's settings could name."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,10 @@ def length(item: Mapping[str, Any]) -> Any:
             return {"score": 7, "details": {"why": "asked"}}
         case "large":
             return {"score": 7, "details": {"why": "x" * (1 << 20)}}
+        case "deep":
+            return {"score": 7, "details": json.loads('{"why": ' * 300 + "0" + "}" * 300)}
+        case "exit":
+            raise SystemExit(3)
         case text:
             return len(text)
 

@@ -13,15 +13,17 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def test_what_a_function_does_is_an_entry_of_its_item_alone(model: Model) -> None:
-    texts = ["abc", "raise", "nothing", "nan", "huge", "large", "details"]
+    texts = ["abc", "raise", "exit", "nothing", "nan", "huge", "large", "deep", "details"]
     entries = model.score([{"text": text} for text in texts], model.weights.content).entries
     good, *bad, detailed = entries
     assert (good, detailed) == ({"score": 3.0}, {"score": 7.0, "details": {"why": "asked"}})
     assert [each["error"]["code"] for each in bad] == [
         "function_failed",
+        "function_failed",
         "no_score",
         "not_finite",
         "not_finite",
+        "bad_details",
         "bad_details",
     ]
     assert "LookupError: as it was asked" in bad[0]["error"]["message"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.host_memory import HostMemory
+from arl_gpu.host_memory import HostMemory, limit_bytes
 from arl_gpu.kept import CHUNK, Hold, Kept, Piece, own, shared
 
 BUDGET = 100_000
@@ -279,3 +279,25 @@ async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebo
     await host.empty()
     assert (host.granted, host.written) == (0, 0)
     host.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "limits"),
+    [
+        ("0::/", {"memory.max": "7"}),
+        ("0::/job/step", {"job/step/memory.max": "7", "job/memory.max": "max"}),
+        ("0::/job/step", {"job/step/memory.max": "9", "job/memory.max": "7"}),
+        ("4:cpu,cpuacct:/x\n9:memory:/slurm/job", {"memory/slurm/job/memory.limit_in_bytes": "7"}),
+        ("0::/of/the/host", {"memory.max": "7"}),
+        ("0::/../../elsewhere", {"memory.max": "7", "elsewhere/memory.max": "5"}),
+    ],
+)
+def test_the_limit_is_that_of_the_control_group_or_of_one_around_it(
+    tmp_path: Path, own: str, limits: dict[str, str]
+) -> None:
+    for name, limit in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(limit + "\n")
+    (tmp_path / "self").write_text(own + "\n")
+    assert limit_bytes(tmp_path, tmp_path / "self") == 7
+    assert limit_bytes(tmp_path / "none", tmp_path / "none") > 1 << 20

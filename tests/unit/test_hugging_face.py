@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
 from arl_gpu.passes import Passes
+from arl_gpu.services import Incomplete
 from support.coming import Coming
 
 TOLERANCE = 1e-5
@@ -51,6 +52,19 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(directory := tmp_path_factory.mktemp("teacher"))
     return directory
+
+
+def test_a_checkpoint_without_the_head_of_its_kind_is_refused_and_not_made_up(
+    classifier: Path, teacher: Path, tmp_path: Path
+) -> None:
+    transformers.AutoModel.from_pretrained(classifier).save_pretrained(tmp_path)
+    for kind, directory, weight in (
+        ("sequence-classifier", teacher, "score.weight"),
+        ("sequence-classifier", tmp_path, "classifier.bias"),
+        ("logprobs", classifier, "cls.predictions"),
+    ):
+        with pytest.raises(Incomplete, match=f"its files have no .*{weight}"):
+            model_of(kind, directory)
 
 
 def test_the_raw_logits_are_those_of_the_library(classifier: Path) -> None:

@@ -46,6 +46,21 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
     assert "good" not in registry.health
 
 
+def test_a_service_stays_as_it_was_read_while_its_files_are_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    config = tmp_path / "a" / "config.json"
+    config.write_text('{"max_position_embeddings": 7}')
+    owner = Owner()
+    registry = registry_of(tmp_path, owner)
+    carried_out(registry, wish("a"))
+    config.write_text('{"max_posi')
+    carried_out(registry, wish("a"))
+    assert ([(each.name, each.max_tokens) for each in registry.offered], owner.orders) == ([("a", 7)], ["offer a"])
+    # Registered anew it is read anew.
+    carried_out(registry, wish("a", registered_at=2.0))
+    assert (registry.offered, owner.orders) == ([], ["offer a", "forget a"])
+
+
 class Owner:
     """Of a device whose worker dies of what `deadly` names, as `order name`."""
 

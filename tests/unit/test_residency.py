@@ -363,3 +363,13 @@ class TestStreaming:
             arrived(1)
         assert (residency.states["a"], device.used, residency.used) == (Residence.HOST, 0, 0)
         residency.close()
+
+    def test_a_copy_that_broke_off_before_anybody_waited_for_it_says_so(self) -> None:
+        device = CpuDevice(CAPACITY, fault=lambda what, _size: what == "copy")
+        residency = Residency(device)
+        residency.load("a", weights_of("a"))
+        with pytest.raises(CopyFailed), residency.streaming("a") as (_, arrived):
+            while not arrived(0):
+                pass
+        assert (residency.states["a"], residency.used) == (Residence.HOST, 0)
+        residency.close()

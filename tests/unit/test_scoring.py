@@ -14,7 +14,7 @@ from arl_gpu.scoring import Scoring
 from arl_gpu.turns import Turns
 from arl_gpu.worker_client import WorkerDied
 from arl_kit.metrics import Metrics
-from support.gpu import ScriptedWorker, scored
+from support.gpu import NOTHING, ScriptedWorker, scored
 
 
 async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
@@ -129,3 +129,52 @@ async def test_after_a_batch_that_failed_they_are_small_again() -> None:
     scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items[:15], costs=[1] * 15))
     assert (sizes, len(await worker.answer_next()), len(await worker.answer_next())) == ([10, 20], 10, 5)
     await scoring.stop()
+
+
+NO_ROOM = NOTHING | {"error": "no_room", "message": "minilm needs more"}
+
+
+async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    small, large = ScriptedWorker(), ScriptedWorker()
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
+    scoring = Scoring([small, large], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    scoring.add(a_job("first"))
+    _, refused = await small.next_order()
+    refused.set_result(NO_ROOM)
+    assert [item["text"] for item in await large.answer_next()] == ["first"]
+    assert (await reports.get()).outcome == "ok"
+    scoring.add(a_job("second"))
+    # Without asking the small one again.
+    assert [item["text"] for item in await large.answer_next()] == ["second"]
+    assert (await reports.get()).outcome == "ok"
+    scoring.add(a_job("third"))
+    _, refused = await large.next_order()
+    refused.set_result(NO_ROOM)
+    report = await asyncio.wait_for(reports.get(), 5)
+    assert (report.outcome, report.reason) == ("infra_error", "no_room")
+    await scoring.stop()
+
+
+async def test_what_goes_wrong_with_a_service_is_its_health_and_no_other_s() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    worker = ScriptedWorker()
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
+    scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    scoring.add(a_job("a", service="broken"))
+    _, broken = await worker.next_order()
+    broken.set_result(NOTHING | {"error": "forward_failed", "message": "no module"})
+    await reports.get()
+    scoring.add(a_job("b"))
+    await worker.answer_next()
+    await reports.get()
+    assert {name: scoring.health(name) for name in ("minilm", "broken")} == {"minilm": "ok", "broken": "forward_failed"}
+    scoring.forget("broken")
+    assert (scoring.health("broken"), scoring.scored["minilm"]) == ("ok", 1)
+    await scoring.stop()
+
+
+def a_job(text: str, *, service: str = "minilm") -> Job:
+    return Job(fence=Fence(uuid4(), 1), service=service, timeout_s=60.0, items=[{"text": text}], costs=[1])

@@ -273,3 +273,22 @@ class TestBatchesByTime:
             self.sizes(turns, 1e9, 8)
             self.instead(turns, a_job([1] * tokens))
             assert bool(turns.next_batch(elsewhere)) == is_made
+
+
+def test_what_waits_for_a_closed_service_is_in_nobody_s_way() -> None:
+    """As of an engine that is in trouble: there is no end of it."""
+    begun, judged = a_job([10] * 9, "judge"), [a_job([10] * 9, "judge") for _ in range(3)]
+    turns = turns_of(begun, *judged, batch_tokens=20, begun_tokens=100)
+    computed(turns, turns.next_batch(HERE))
+    waits = a_job([10] * 9)
+    turns.add(waits)
+    place = Place(resident={"minilm"}, closed={"judge"}, fitting=set())
+    assert turns.next_batch(place) == [(waits, 0, 2)]
+
+
+def test_large_actions_of_a_service_that_is_not_here_leave_the_device_to_one_that_is() -> None:
+    cold, hot = [a_job([10] * 9, "cold") for _ in range(3)], a_job([10] * 9)
+    turns = Turns(batch_tokens=20, begun_tokens=100, swap_wait_s=1.5)
+    for job in (*cold, hot):
+        turns.add(job, now=1.0)
+    assert turns.next_batch(Place(resident={"minilm"}, fitting=set()), now=1.0) == [(hot, 0, 2)]

@@ -16,6 +16,7 @@ from typing import Any
 
 from arl_gpu.kept import Hold
 from arl_gpu.kinds.model import Arrived, Entry, Item, Loaded, Scored, all_there, failed
+from arl_wire.checks import is_deep
 from arl_wire.scores import MAX_DETAILS
 
 __all__ = ["Own"]
@@ -60,13 +61,21 @@ class Own:
     def _entry(self, item: Item) -> Entry:
         try:
             return _read(self._function(dict(item)))
-        except Exception as error:  # noqa: BLE001 - whatever it raises, its item hears of it and the others do not
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises, its item hears of it and the others do not
             return _raised(error)
 
 
 async def _all(function: Callable[[Mapping[str, Any]], Awaitable[Any]], items: Sequence[Item]) -> list[Entry]:
-    answers = await asyncio.gather(*(function(dict(item)) for item in items), return_exceptions=True)
+    answers = await asyncio.gather(*(_caught(function(dict(item))) for item in items), return_exceptions=True)
     return [_raised(answer) if isinstance(answer, BaseException) else _read(answer) for answer in answers]
+
+
+async def _caught(answering: Awaitable[Any]) -> Any:
+    """`SystemExit` would end the loop and the worker."""
+    try:
+        return await answering
+    except SystemExit as error:
+        return error
 
 
 def _read(answer: Any) -> Entry:
@@ -87,7 +96,8 @@ def _read(answer: Any) -> Entry:
         return entry
     try:
         is_small = isinstance(details, Mapping) and len(json.dumps(details, allow_nan=False)) <= MAX_DETAILS
-    except (TypeError, ValueError):
+        is_small = is_small and not is_deep(details)
+    except (TypeError, ValueError, RecursionError):
         is_small = False
     return entry | {"details": dict(details)} if is_small else failed("bad_details", "its details are no small JSON")
 

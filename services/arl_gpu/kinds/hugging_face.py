@@ -19,7 +19,7 @@ from arl_gpu.kinds.arriving import EARLY
 from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
 from arl_gpu.passes import MAX_PADDING, Passes
-from arl_gpu.services import NotSplit, longest, made_of
+from arl_gpu.services import Incomplete, NotSplit, longest, made_of
 
 __all__ = ["Classifier", "LogProbs", "check"]
 
@@ -28,6 +28,8 @@ CPU_TOKENS = 2048
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 MOST_OF_ALL = 1 << 18
 """Likeliest tokens in one entry."""
+SHOWN = 3
+"""Names of weights in a message."""
 POSITIONS_AT_ONCE = 256
 """Of one row whose logits become float32 at once."""
 
@@ -61,7 +63,7 @@ class _HuggingFace:
     def __init__(self, directory: Path, options: Mapping[str, Any], loader: Any) -> None:
         dtype = getattr(torch, options["dtype"]) if options.get("dtype") else "auto"
         self.made_of = made_of(directory)
-        module = loader.from_pretrained(directory, dtype=dtype, use_safetensors=True, **LOCAL)
+        module = _complete(loader, directory, dtype)
         self._directory, self._config = directory, module.config
         asked = int(options.get("max_tokens") or longest(module.config.to_dict()))
         self._max_tokens = min(asked, _most_positions(module))
@@ -154,6 +156,20 @@ class _HuggingFace:
         if unknown < self._vocabulary:
             return read
         return failed("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
+
+
+def _complete(loader: Any, directory: Path, dtype: Any) -> Any:
+    """Raises `Incomplete`: what a checkpoint lacks, as the head of a model that was trained for something else, the
+    library makes up by chance, anew each time.
+    """
+    module, loaded = loader.from_pretrained(
+        directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
+    )
+    if missing := sorted(loaded["missing_keys"]):
+        made = ", ".join(module.config.architectures or ()) or "nothing that it says"
+        some = ", ".join(missing[:SHOWN]) + (" and others" if len(missing) > SHOWN else "")
+        raise Incomplete(f"its files have no {some}, which a {type(module).__name__} needs; they are of {made}")
+    return module
 
 
 def check(spec: Mapping[str, Any]) -> None:
