@@ -23,6 +23,9 @@ from arl_wire.services import RegisterService, RewardService, RewardServiceList,
 
 __all__ = ["Rewards"]
 
+NOT_HERE = "not_here"
+"""How the health begins of what a node has no files for, or nothing that computes it."""
+
 
 class Rewards:
     def __init__(self, store: Store, peers: Peers, *, admission_url: str) -> None:
@@ -151,5 +154,7 @@ def _service(name: str, nodes: Sequence[tuple[dict[str, object], Row]], wish: Ro
         if wish.kind is not None:
             described |= {"kind": wish.kind, "model": wish.source, "options": json.loads(wish.options)}
             described["registered"] = True
+    # Why a node lacks it is of use where all of them do.
+    on_nodes = [each for each in on_nodes if not each.health.startswith(NOT_HERE)] or on_nodes
     available = any(each.available for each in on_nodes)
     return RewardService.model_validate({**described, "name": name, "available": available, "nodes": on_nodes})

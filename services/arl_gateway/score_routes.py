@@ -8,7 +8,7 @@ from arl_gateway.routes import ANY, BODY, Writer, trace_of, written
 from arl_gateway.scores import Ask, Scores
 from arl_kit.app import documented
 from arl_kit.hops import unless_gone
-from arl_wire.errors import ServiceUnknown
+from arl_wire.errors import ServiceUnknown, Unavailable
 from arl_wire.kinds import ALONE
 from arl_wire.scoring import ScoreAnswer, ScoreRequest
 
@@ -31,7 +31,7 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     """
     scores: Scores = request.app.state.scores
     offered: Offered = request.app.state.offered
-    kind = next((each.kind for each in await offered.services() if each.name == body.service), None)
+    service = next((each for each in await offered.services() if each.name == body.service), None)
     ask = Ask(
         service=body.service,
         items=body.items,
@@ -40,7 +40,13 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
         step=body.step,
         priority=body.priority,
         within_s=body.within_s,
-        alone=kind in ALONE,
+        alone=service is not None and service.kind in ALONE,
     )
-    scored = await unless_gone(request, scores.score(ask, caller, trace_of(request)))
+    try:
+        scored = await unless_gone(request, scores.score(ask, caller, trace_of(request)))
+    except Unavailable as error:
+        if service is None or service.is_anywhere:
+            raise
+        message = f"{error.detail}: no node has {body.service}, and `tangram services list` says why"
+        raise Unavailable(message, retry_after_s=error.retry_after_s) from None
     return written(ScoreAnswer(action=scored.action, first=scored.first, scores=list(scored.entries)), response)

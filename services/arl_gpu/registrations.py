@@ -10,7 +10,7 @@ from typing import Any
 from arl_gpu.services import READERS, NotSplit, ServiceFiles, longest, undivided
 from arl_wire.services import ServiceOptions
 
-__all__ = ["NO_ENGINES", "BadRegistration", "Wish", "registered"]
+__all__ = ["NO_ENGINES", "BadRegistration", "NotHere", "Wish", "registered"]
 
 NO_ENGINES: Mapping[str, int] = {}
 TORCH = ("torch", "transformers", "safetensors")
@@ -23,6 +23,10 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 
 class BadRegistration(Exception):
     """What was registered, or its files, can't be understood."""
+
+
+class NotHere(Exception):
+    """This node lacks its files, or what computes it; another one may have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +51,11 @@ class Wish:
 
 def registered(
     wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1
-) -> ServiceFiles | None:
-    """What a registered service is made of on this node; None where its files are not here, or what computes it.
+) -> ServiceFiles:
+    """What a registered service is made of on this node.
 
     `engines`: the numbers of their devices, by name. `devices`: how many may compute it together.
-    Raises `BadRegistration`.
+    Raises `NotHere` and `BadRegistration`.
     """
     try:
         return _judge(wish, engines) if wish.kind == "judge" else _registered(wish, models, devices)
@@ -61,9 +65,9 @@ def registered(
         raise BadRegistration(f"{type(error).__name__}: {error}") from error
 
 
-def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles | None:
+def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles:
     if wish.source is None or wish.source not in engines:
-        return None
+        raise NotHere(f"TANGRAM_ENGINES of this node names no engine {wish.source}")
     ServiceOptions.model_validate(wish.options)
     return ServiceFiles(
         name=wish.name,
@@ -78,18 +82,14 @@ def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles | None:
     )
 
 
-def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles | None:
-    if wish.kind is None or wish.kind not in NEEDS or wish.source is None or models is None:
-        return None
-    directory = (models / wish.source).resolve()
-    is_here = directory.is_relative_to(models.resolve()) and (directory / "config.json").is_file()
-    if not is_here or any(importlib.util.find_spec(each) is None for each in NEEDS[wish.kind]):
-        return None
+def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles:
+    source = wish.source or ""
+    directory = _directory(source, wish.kind, models)
     config = json.loads((directory / "config.json").read_text())
     files = ServiceFiles(
         name=wish.name,
-        kind=wish.kind,
-        package=wish.source,
+        kind=wish.kind or "",
+        package=source,
         directory=directory,
         max_tokens=int(wish.options.get("max_tokens") or longest(config)),
         options=wish.options,
@@ -98,6 +98,20 @@ def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles |
     if files.parallel > 1:
         _must_split(files.parallel, config, devices)
     return files
+
+
+def _directory(source: str, kind: str | None, models: Path | None) -> Path:
+    """Raises `NotHere`."""
+    if kind is None or kind not in NEEDS:
+        raise NotHere(f"this node knows no kind {kind}")
+    if models is None:
+        raise NotHere("TANGRAM_MODELS of this node is not set: the directory that has the sources of services")
+    directory = (models / source).resolve()
+    if not directory.is_relative_to(models.resolve()) or not (directory / "config.json").is_file():
+        raise NotHere(f"there is no {source}/config.json below TANGRAM_MODELS of this node")
+    if missing := [each for each in NEEDS[kind] if importlib.util.find_spec(each) is None]:
+        raise NotHere(f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram[torch]'")
+    return directory
 
 
 def _must_split(parts: int, config: Mapping[str, Any], devices: int) -> None:

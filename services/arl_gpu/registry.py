@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from arl_gpu.groups import groups_of
-from arl_gpu.registrations import NO_ENGINES, BadRegistration, Wish, registered
+from arl_gpu.registrations import NO_ENGINES, BadRegistration, NotHere, Wish, registered
 from arl_gpu.services import ServiceFiles
 from arl_gpu.worker_client import WorkerDied
 
@@ -18,7 +18,8 @@ __all__ = ["Owner", "Registry"]
 log = logging.getLogger(__name__)
 
 NOT_SPLIT = "not_split"
-REFUSED = (NOT_SPLIT, "bad_registration")
+NOT_HERE = "not_here"
+REFUSED = (NOT_SPLIT, NOT_HERE, "bad_registration")
 
 _Step = Callable[[], Awaitable[None]]
 
@@ -188,20 +189,22 @@ class Registry:
     def _registered(self, wish: Wish) -> ServiceFiles | None:
         """None also where it can't be understood: one bad registration is no matter of the others'."""
         try:
-            files = registered(wish, self._models, self._engines, devices=self._alike)
+            return registered(wish, self._models, self._engines, devices=self._alike)
+        except NotHere as error:
+            if wish.name not in self._offered:
+                self._not_split.pop(wish.name, None)
+                self._is_refused(wish, f"{NOT_HERE}: {error}")
         except BadRegistration as error:
             if self.offers(wish.name, wish.registered_at) and wish.name not in self._not_split:
                 # It was read once. What can't be read now may be in the middle of being written.
                 return self._offered[wish.name]
-            health = f"bad_registration: {error}"
-            if self._troubles.get(wish.name) != health:
-                log.warning("%s can't be offered: %s", wish.name, health)
-            self._troubles[wish.name] = health
-            return None
-        if files is None and wish.name not in self._offered:  # its files are not here any more
-            self._troubles.pop(wish.name, None)
-            self._not_split.pop(wish.name, None)
-        return files
+            self._is_refused(wish, f"bad_registration: {error}")
+        return None
+
+    def _is_refused(self, wish: Wish, why: str) -> None:
+        if self._troubles.get(wish.name) != why:
+            log.warning("%s can't be offered: %s", wish.name, why)
+        self._troubles[wish.name] = why
 
     async def _offer(self, files: ServiceFiles) -> None:
         before = self._offered.get(files.name)

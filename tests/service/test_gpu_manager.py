@@ -21,7 +21,7 @@ from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
 from arl_wire.internal import GrantBody
 from support.conditions import eventually
-from support.gpu import Gpu, MOVES, NOTHING, SLOT, SLOTS, driving, scored
+from support.gpu import MOVES, NOTHING, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in, store_of
 
 WISHED = "update actions set cancel_requested_at = now() where id = $1"

@@ -46,6 +46,32 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
     assert "good" not in registry.health
 
 
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"source": "nowhere"}, "there is no nowhere/config.json below TANGRAM_MODELS"),
+        ({"source": "../a"}, "there is no ../a/config.json below TANGRAM_MODELS"),
+        ({"kind": "judge", "source": "qwen"}, "TANGRAM_ENGINES of this node names no engine qwen"),
+        ({"kind": "oracle"}, "this node knows no kind oracle"),
+    ],
+)
+def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(
+    models: Path, changed: dict[str, Any], why: str
+) -> None:
+    registry = registry_of(models, Owner())
+    carried_out(registry, wish("a", **changed))
+    assert registry.health["a"].startswith(f"not_here: {why}")
+    assert [each.name for each in registry.refused] == ["a"]
+    carried_out(registry, wish("a", registered_at=2.0))
+    assert (registry.health, registry.refused, registry.offers("a", 2.0)) == ({}, [], True)
+
+
+def test_without_a_directory_of_models_that_is_what_is_said() -> None:
+    registry = Registry([], [Owner()], None, learn=print, is_idle=lambda name: True)
+    carried_out(registry, wish("a"))
+    assert "TANGRAM_MODELS of this node is not set" in registry.health["a"]
+
+
 def test_a_service_stays_as_it_was_read_while_its_files_are_written_anew(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     config = tmp_path / "a" / "config.json"
@@ -358,7 +384,7 @@ def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
     assert re.match(f"bad_registration: tensor_parallel: .*{sentence}", registry.health["a"])
     (models / "a" / "config.json").unlink()
     carried_out(registry, wish("a", options={"tensor_parallel": parts}), wish("b"))
-    assert (registry.health, registry.refused) == ({}, []), "it is not here"
+    assert registry.health["a"] == "not_here: there is no a/config.json below TANGRAM_MODELS of this node"
 
 
 def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:
