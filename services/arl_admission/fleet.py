@@ -40,6 +40,8 @@ class Fleet:
     services: dict[str, str] | None = None
     """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
     read_at: float = float("-inf")
+    removals: int = 0
+    """How often a service was forgotten: what was read before that may still name it."""
 
     def read(self, rows: Iterable[Row], registered: Mapping[str, str]) -> None:
         """`registered`: kinds of services by name, which may wait for a node that has their files."""
@@ -59,6 +61,7 @@ class Fleet:
 
     def forget(self, service: str) -> None:
         """It was removed; a node may still say that it has it."""
+        self.removals += 1
         if self.services is not None:
             self.services.pop(service, None)
 

@@ -173,10 +173,12 @@ class Admission:
         age_s = now - self._fleet.read_at
         if age_s < (CAPACITY_REFRESH_S if self._fleet.has_all(items) else UNKNOWN_REFRESH_S):
             return
-        self._fleet.read_at = now
-        async with self._store.read() as tx:
-            rows = await repository.node_capacities(tx)
-            registered = await registered_services(tx)
+        self._fleet.read_at, removals = now, -1
+        while removals != self._fleet.removals:
+            removals = self._fleet.removals
+            async with self._store.read() as tx:
+                rows = await repository.node_capacities(tx)
+                registered = await registered_services(tx)
         self._fleet.read(rows, registered)
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer | Exception | None]:

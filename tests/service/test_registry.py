@@ -1,24 +1,40 @@
 """The registry of reward services, as admission writes it."""
 
+import asyncio
 import json
-from typing import cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
 from arl_admission import registry_rows
+from arl_admission.service import Admission
+from arl_admission.settings import AdmissionSettings
 from arl_gateway.auth import Caller
 from arl_gateway.keys import ROOT_PROJECT
 from arl_gateway.offered import Offered
 from arl_gateway.rewards import Rewards
 from arl_gpu import repository as polls
 from arl_kit.peers import Peers
+from arl_store.tx import ReadTx, Store
+from arl_wire.actions import SubmitAction
 from arl_wire.errors import Conflict
-from arl_wire.internal import ChangeServiceWish, RemoveServiceAnswer
+from arl_wire.internal import (
+    AdmitItem,
+    ChangeServiceWish,
+    RegisterServiceWish,
+    RemoveServiceAnswer,
+    RemoveServiceWish,
+)
 from arl_wire.kinds import VERIFIERS
+from arl_wire.scores import ScoreItem
 from arl_wire.services import RegisterService, ServiceVerb
 from support.builders import EPOCH
+from support.peers import RecordingPeers
 from support.rows import Rows, store_of
 
+SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s")
 BROUGHT = '[{"name": "minilm", "kind": "similarity"}]'
 MINE = RegisterService.model_validate({"name": "minilm", "kind": "relevance", "source": "model"})
 SAID = {
@@ -136,6 +152,46 @@ async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(row
 class NothingRemoved:
     async def call(self, *_: object) -> bytes:
         return RemoveServiceAnswer(removed=False, unsettled=0).model_dump_json().encode()
+
+
+class SlowReads:
+    """A store whose reads end, with what they found, when a test says so."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.read_by, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[ReadTx]:
+        async with self._store.read() as tx:
+            yield tx
+        self.read_by.set()
+        await self.may_end.wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, shared: str) -> None:
+    node = await rows.node("slow-reads")
+    await rows.execute("update nodes set kind = 'gpu', services = '[]' where id = $1", node)
+    async with store_of(shared, "admission") as store:
+        reads = SlowReads(store)
+        admission = Admission(cast(Store, reads), cast(Peers, RecordingPeers()), SETTINGS)
+        service = RegisterService.model_validate({"name": "mine", "kind": "relevance", "source": "model"})
+        await admission.services.register(RegisterServiceWish(service=service))
+        pair = [ScoreItem(text="a", reference="b")]
+        action = SubmitAction(kind="score", task="t", service="mine", items=pair)
+        reads.may_end.clear()
+        early = asyncio.create_task(admission.admit([AdmitItem(project_id=rows.project, action=action)]))
+        await reads.read_by.wait()
+        assert (await admission.services.remove(RemoveServiceWish(name="mine"))).removed
+        reads.may_end.set()
+        late = admission.admit([AdmitItem(project_id=rows.project, action=action)])
+        problems = [answer.items[0].problem for answer in await asyncio.gather(early, late)]
+        assert [problem.code for problem in problems if problem is not None][-1:] == ["service_unknown"]
+        assert await rows.value("select count(*) from action_specs where payload ->> 'service' = 'mine'") == 0
 
 
 async def test_a_verifier_is_not_removed_and_nobody_is_told_to_drain_it(shared: str) -> None:
