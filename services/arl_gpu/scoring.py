@@ -311,7 +311,7 @@ class Scoring:
         for number, heard in found.heard.items():
             self.learn(number, heard)
         for number, message in found.died.items():
-            self._lost(self._devices[number], message)
+            self._lost(self._devices[number], f"{message}, with a batch of {service}")
         if found.died:
             device.deaths += 1
         self._troubles.pop(service, None)
@@ -374,7 +374,7 @@ class Scoring:
             self._end(job, "user_error", reason="no_item_scored", message=message, scores=scores)
 
     def _fail(self, batch: Batch, reason: str, message: str) -> None:
-        log.warning("a batch of %d actions failed: %s: %s", len(batch), reason, message)
+        log.warning("a batch of %s with %d actions failed: %s: %s", batch[0].job.service, len(batch), reason, message)
         for job, _, _ in batch:
             self._end(job, "infra_error", reason=reason, message=message)
 
