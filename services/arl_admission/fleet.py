@@ -39,6 +39,8 @@ class Fleet:
     nodes: list[_Node] = field(default_factory=list)
     services: dict[str, str] | None = None
     """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
+    registered: frozenset[str] = frozenset()
+    """Services that may be removed."""
     read_at: float = float("-inf")
     removals: int = 0
     """How often a service was forgotten: what was read before that may still name it."""
@@ -58,6 +60,7 @@ class Fleet:
         offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
         along = {e["name"]: e["kind"] for offer in offers for e in offer if not e.get("registered", False)}
         self.services = {**along, **registered} if offers else None
+        self.registered = frozenset(registered)
 
     def forget(self, service: str) -> None:
         """It was removed; a node may still say that it has it."""

@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -52,6 +52,8 @@ class NewAction:
     key: str | None
     body_hash: str | None
     gang: str | None = None
+    service: str | None = None
+    """One that is registered: without it there is no row."""
 
     def queued(self, *, submitted: float, deadline: float | None) -> QueuedAction:
         """The row as the scheduler's poll would read it."""
@@ -72,7 +74,10 @@ class NewAction:
         )
 
 
-def normalise(item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None = None) -> NewAction:
+def normalise(
+    item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None = None, registered: Collection[str] = ()
+) -> NewAction:
+    """`registered`: names of services."""
     action = item.action
     demand = demand_of(action)
     elastic = _elastic(action)
@@ -112,6 +117,7 @@ def normalise(item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None
         key=item.key,
         body_hash=item.body_hash or "" if item.key is not None else None,
         gang=gang.model_dump_json() if gang is not None else None,
+        service=action.service if action.service in registered else None,
     )
 
 

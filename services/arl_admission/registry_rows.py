@@ -42,6 +42,9 @@ UNSETTLED_OF_SERVICE = text("""
        and s.payload ->> 'service' = :name
 """)
 
+# Whoever inserts an action of it has a share of this lock until its commit.
+HOLD_SERVICE = text("select from services where name = :name and kind is not null for update")
+
 REMOVE_SERVICE = text("delete from services where name = :name and kind is not null")
 
 REGISTERED_SERVICES = text("select name, kind from services where kind is not null")
@@ -59,7 +62,8 @@ async def change_service(tx: WriteTx, wish: ChangeServiceWish) -> int:
 
 
 async def remove_service(tx: WriteTx, name: str) -> tuple[int, int]:
-    """Rows removed, and actions that keep it. Nothing may be inserted meanwhile that names it."""
+    """Rows removed, and actions that keep it."""
+    await tx.first(HOLD_SERVICE, {"name": name})
     row = await tx.first(UNSETTLED_OF_SERVICE, {"name": name})
     unsettled = int(row.unsettled) if row is not None else 0
     return (0 if unsettled else await tx.execute(REMOVE_SERVICE, {"name": name})), unsettled

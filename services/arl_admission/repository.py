@@ -118,14 +118,23 @@ _COLUMNS = {
     "key": "text",
     "body_hash": "text",
     "gang": "text",
+    "service": "text",
 }
 _UNNEST = ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
 
 # Keys and actions in one statement, hence in one commit. A key that is bound already keeps its action from being
-# inserted; one whose retention is over is free again.
+# inserted; one whose retention is over is free again. Whoever removes a service waits for its row, or this finds none.
 INSERT_ACTIONS = text(f"""
-    with asked as (
-        select * from unnest({_UNNEST}) as n ({", ".join(_COLUMNS)})
+    with held as (
+        select name from services
+         where kind is not null and name = any(cast(:service as text[]))
+         order by name
+           for key share
+    ), asked as (
+        select *
+          from unnest({_UNNEST}) as n ({", ".join(_COLUMNS)})
+         where n.service is null
+            or n.service in (select name from held)
     ), claimed as (
         insert into submissions (project_id, key, body_hash, ids, expires_at)
         select project_id, key, decode(body_hash, 'hex'), array[id], now() + make_interval(secs => :retention_s)

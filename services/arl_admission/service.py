@@ -28,6 +28,7 @@ from arl_wire.errors import (
     GangRefused,
     IdempotencyKeyReused,
     QueueFull,
+    ServiceUnknown,
     TangramError,
     Unavailable,
 )
@@ -253,7 +254,8 @@ class Admission:
                 if (item.project_id, item.key) in seen:
                     continue
                 seen.add((item.project_id, item.key))
-            new[at] = normalise(item, id=uuid7(), queue_id=self._queue_of(item))
+            registered = self._fleet.registered
+            new[at] = normalise(item, id=uuid7(), queue_id=self._queue_of(item), registered=registered)
         return new
 
     async def _insert_new(self, tx: WriteTx, new: Sequence[NewAction]) -> dict[UUID, Row]:
@@ -348,6 +350,9 @@ def _answered(
     if new is not None and new.id in inserted:
         return AdmitAnswer(id=new.id, created=True)
     known = bound.get((item.project_id, item.key)) if item.key is not None else None
+    if known is None and new is not None and new.service is not None:
+        message = f"{new.service!r} was removed this very moment"
+        return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
     if known is None:
         return Unavailable("the time of this Idempotency-Key ended this very moment; try again", retry_after_s=1)
     body_hash, id = known

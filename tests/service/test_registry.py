@@ -154,6 +154,11 @@ class NothingRemoved:
         return RemoveServiceAnswer(removed=False, unsettled=0).model_dump_json().encode()
 
 
+def score_of(service: str, rows: Rows) -> AdmitItem:
+    action = SubmitAction(kind="score", task="t", service=service, items=[ScoreItem(text="a", reference="b")])
+    return AdmitItem(project_id=rows.project, action=action)
+
+
 class SlowReads:
     """A store whose reads end, with what they found, when a test says so."""
 
@@ -181,17 +186,38 @@ async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, sh
         admission = Admission(cast(Store, reads), cast(Peers, RecordingPeers()), SETTINGS)
         service = RegisterService.model_validate({"name": "mine", "kind": "relevance", "source": "model"})
         await admission.services.register(RegisterServiceWish(service=service))
-        pair = [ScoreItem(text="a", reference="b")]
-        action = SubmitAction(kind="score", task="t", service="mine", items=pair)
+        item = score_of("mine", rows)
         reads.may_end.clear()
-        early = asyncio.create_task(admission.admit([AdmitItem(project_id=rows.project, action=action)]))
+        early = asyncio.create_task(admission.admit([item]))
         await reads.read_by.wait()
         assert (await admission.services.remove(RemoveServiceWish(name="mine"))).removed
         reads.may_end.set()
-        late = admission.admit([AdmitItem(project_id=rows.project, action=action)])
+        late = admission.admit([item])
         problems = [answer.items[0].problem for answer in await asyncio.gather(early, late)]
         assert [problem.code for problem in problems if problem is not None][-1:] == ["service_unknown"]
         assert await rows.value("select count(*) from action_specs where payload ->> 'service' = 'mine'") == 0
+
+
+async def test_what_another_admission_removed_takes_no_action_here(rows: Rows, shared: str) -> None:
+    node = await rows.node("of-two-admissions")
+    await rows.execute("update nodes set kind = 'gpu', services = '[]' where id = $1", node)
+    async with store_of(shared, "admission") as store:
+        here, there = (Admission(store, cast(Peers, RecordingPeers()), SETTINGS) for _ in range(2))
+        for name in ("kept", "gone"):
+            service = RegisterService.model_validate({"name": name, "kind": "relevance", "source": "model"})
+            await here.services.register(RegisterServiceWish(service=service))
+        kept, item = (score_of(name, rows) for name in ("kept", "gone"))
+        assert (await here.admit([kept])).items[0].problem is None
+        assert (await there.services.remove(RemoveServiceWish(name="kept"))).unsettled == 1
+        assert (await there.services.remove(RemoveServiceWish(name="gone"))).removed
+        keyed = item.model_copy(update={"key": "again", "body_hash": "00"})
+        problems = [answer.problem for answer in (await here.admit([item, keyed])).items]
+        assert [problem.code for problem in problems if problem is not None] == ["service_unknown"] * 2
+        assert await rows.value("select count(*) from submissions where key = 'again'") == 0
+        await here.services.register(RegisterServiceWish(service=service))
+        removing, admitting = there.services.remove(RemoveServiceWish(name="gone")), here.admit([item])
+        removed, answered = await asyncio.gather(removing, admitting)
+        assert removed.removed is (answered.items[0].problem is not None)
 
 
 async def test_a_verifier_is_not_removed_and_nobody_is_told_to_drain_it(shared: str) -> None:
