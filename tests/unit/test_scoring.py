@@ -9,6 +9,7 @@ import pytest
 
 from arl_core.fence import Fence
 from arl_gpu.jobs import Job, Report
+from arl_gpu.judging import Judging
 from arl_gpu.metrics import GpuMetrics
 from arl_gpu.scoring import Scoring
 from arl_gpu.turns import Turns
@@ -154,6 +155,44 @@ async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails(
     refused.set_result(NO_ROOM)
     report = await asyncio.wait_for(reports.get(), 5)
     assert (report.outcome, report.reason) == ("infra_error", "no_room")
+    await scoring.stop()
+
+
+class EngineInUse(Judging):
+    """On every device, until it is released."""
+
+    released = False
+
+    def is_busy(self, number: int) -> bool:
+        return not self.released
+
+
+async def test_no_time_passes_of_what_waits_for_an_engine_to_be_released() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    worker = ScriptedWorker()
+    engine = EngineInUse({}, [worker], lambda: ())  # type: ignore[list-item]
+    scoring = Scoring(
+        [worker],  # type: ignore[list-item]
+        reports.put_nowait,
+        failed=pytest.fail,
+        turns=Turns(batch_tokens=10, begun_tokens=1000),
+        metrics=GpuMetrics(Metrics()),
+        judging=engine,
+    )
+    scoring.start()
+    waits = a_job("waits")
+    scoring.add(waits)
+    _, refused = await worker.next_order()
+    assert waits.runs_since is not None
+    refused.set_result(NO_ROOM)
+    scoring.add(a_job("of another", service="relevance"))
+    _, refused = await worker.next_order()  # so the first one is put off by now
+    assert (waits.runs_since, waits.timer is not None and waits.timer.cancelled()) == (None, True)
+    refused.set_result(NO_ROOM)
+    engine.released = True
+    scoring.look_again()
+    assert {(await worker.answer_next())[0]["text"] for _ in range(2)} == {"waits", "of another"}
+    assert {(await reports.get()).outcome for _ in range(2)} == {"ok"}
     await scoring.stop()
 
 
