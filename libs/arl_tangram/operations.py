@@ -29,6 +29,7 @@ from arl_wire.errors import Problem, TangramError, Unavailable, error_from
 
 __all__ = [
     "REPLY_MARGIN_S",
+    "WAIT_CHUNK_S",
     "ActionFailed",
     "BatchRefused",
     "Call",

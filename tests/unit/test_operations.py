@@ -11,10 +11,12 @@ from arl_core.states import Outcome, State
 from arl_tangram import operations
 from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import exec_action
-from arl_tangram.rewards import Rewards
-from arl_wire.actions import Action, WaitResponse
+from arl_tangram.rewards import LATE_S, Rewards, ScoreOptions
+from arl_wire.actions import Action, WaitRequest, WaitResponse
 from arl_wire.batches import BatchAccepted, BatchItem
 from arl_wire.errors import NotFound, TangramError, Unavailable, ValidationFailed
+from arl_wire.scores import Score, ScoreItem
+from arl_wire.scoring import ScoreAnswer, ScoreRequest
 from support.builders import numbered
 
 
@@ -151,7 +153,7 @@ class TestOptions:
 
 @pytest.mark.parametrize(
     ("wait_timeout_s", "path", "within_s"),
-    [(None, "/v1/scores", 600), (0, "/v1/scores", 0.001), (600, "/v1/scores", 600), (601, "/v1/actions", None)],
+    [(None, "/v1/scores", 600), (0.5, "/v1/scores", 0.5), (600, "/v1/scores", 600), (601, "/v1/actions", None)],
 )
 def test_scores_are_waited_for_as_long_as_was_said(
     wait_timeout_s: float | None, path: str, within_s: float | None
@@ -169,11 +171,88 @@ def test_scores_are_waited_for_as_long_as_was_said(
     assert (call.path, getattr(call.body, "within_s", None)) == (path, within_s)
 
 
-class OfRewards(Rewards):
-    _patience_s = 0.0
+def restarting(call: Call) -> Reply:
+    return Reply(503, b"{}", elapsed_s=0.5)
 
-    def __init__(self, server: Callable[[Call], Reply]) -> None:
-        self._server = server
+
+def held(call: Call) -> Reply:
+    """By somebody who never answers."""
+    return Reply(0, b"ReadTimeout", elapsed_s=call.timeout_s)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout_s": 5.0}])
+@pytest.mark.parametrize("server", [restarting, held])
+def test_all_tries_of_a_score_end_with_its_wait(options: ScoreOptions, server: Callable[[Call], Reply]) -> None:
+    took: list[float] = []
+
+    def timed(call: Call) -> Reply:
+        reply = server(call)
+        took.append(reply.elapsed_s)
+        return reply
+
+    with pytest.raises(Unavailable, match="within 2 s"):
+        OfRewards(timed, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=2, **options)
+    assert 0 < sum(took) <= 2 + LATE_S
+
+
+def test_a_score_that_is_asked_for_again_is_wanted_within_what_is_left() -> None:
+    asked: list[float] = []
+
+    def server(call: Call) -> Reply:
+        assert isinstance(call.body, ScoreRequest)
+        asked.append(call.body.within_s)
+        if len(asked) == 1:
+            return Reply(503, b"{}", retry_after_s=3.0, elapsed_s=4.0)
+        answer = ScoreAnswer(action=numbered(1), first=0, scores=[Score(score=1.0)])
+        return Reply(200, answer.model_dump_json().encode())
+
+    assert OfRewards(server, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=10) == [Score(score=1.0)]
+    assert asked == [10.0, 3.0]
+
+
+def test_an_action_that_scores_for_longer_than_was_waited_goes_on() -> None:
+    waits: list[float] = []
+
+    def server(call: Call) -> Reply:
+        if isinstance(call.body, WaitRequest):
+            waits.append(call.body.timeout_s)
+            pending = WaitResponse(settled=[], pending=[numbered(1)], unknown=[])
+            return Reply(200, pending.model_dump_json().encode(), elapsed_s=call.body.timeout_s)
+        return Reply(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
+
+    with pytest.raises(WaitTimeout):
+        OfRewards(server).score("exact", [("a", "a")], wait_timeout_s=40, timeout_s=100)
+    assert waits == [9.0]
+
+
+@pytest.mark.parametrize("wait_timeout_s", [float("nan"), -1, 0])
+def test_a_wait_for_scores_that_is_none_is_refused_before_anything_is_sent(wait_timeout_s: float) -> None:
+    with pytest.raises(ValidationFailed) as refused:
+        OfRewards(replies()).score("exact", [("a", "a")], wait_timeout_s=wait_timeout_s)
+    assert [error.field for error in refused.value.errors or ()] == ["wait_timeout_s"]
+
+
+@pytest.mark.parametrize(
+    ("items", "field"),
+    [
+        ("def f", "items"),
+        (b"def f", "items"),
+        ({"text": "def f"}, "items"),
+        (ScoreItem(text="def f"), "items"),
+        ([], "items"),
+        (["a", ("a", "b", "c")], "items.1"),
+        ([("a",)], "items.0"),
+    ],
+)
+def test_items_that_are_no_list_of_them_are_refused_before_anything_is_sent(items: Any, field: str) -> None:
+    with pytest.raises(ValidationFailed, match=field) as refused:
+        OfRewards(replies()).score("quality", items)
+    assert [error.field for error in refused.value.errors or ()] == [field]
+
+
+class OfRewards(Rewards):
+    def __init__(self, server: Callable[[Call], Reply], *, patience_s: float = 0.0) -> None:
+        self._server, self._patience_s = server, patience_s
 
     def _run(self, operation: Operation[Any]) -> Any:
         return drive(operation, self._server)[0]
