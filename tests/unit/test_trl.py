@@ -1,8 +1,10 @@
 """The reward function of TRL, with a client that stands in for a system: what is asked for, and what is None."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from arl_tangram.adapters import trl
@@ -19,6 +21,7 @@ class Client:
 
     def __init__(self) -> None:
         self.asked = []
+        self.trajectories: list[str | None] = []
 
     def __call__(self, url: str | None, api_key: str | None) -> "Client":
         return self
@@ -28,8 +31,9 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def score(self, service: str, items: Sequence[ScoreItem], **_: Any) -> list[Score]:
+    async def score(self, service: str, items: Sequence[ScoreItem], **options: Any) -> list[Score]:
         self.asked.append(items)
+        self.trajectories.append(options.get("trajectory"))
         if self.fault is not None:
             raise self.fault
         return [Score(score=len(item.text or "")) for item in items]
@@ -91,3 +95,56 @@ async def test_a_service_that_is_not_there_is_an_error(client: Client) -> None:
     client.fault = ServiceUnknown("no such service")
     with pytest.raises(ServiceUnknown):
         await rewards_of("a", rollout=["a"])
+
+
+async def test_a_completion_whose_answer_is_missing_is_none_and_is_not_asked_for(client: Client) -> None:
+    reward = TangramReward("exact", reference="answer")
+    assert await reward(["", ""], ["None", "four"], answer=[None, "4"]) == [None, 4.0]
+    assert [[item.reference for item in items] for items in client.asked] == [["4"]]
+    assert await reward([""], ["None"], answer=[None]) == [None]
+    assert len(client.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("4", "4"),
+        ("", ""),
+        (42, "42"),
+        (0.5, "0.5"),
+        (True, "true"),
+        (["a", "é"], '["a", "é"]'),
+        ({"a": None}, '{"a": null}'),
+        (np.int64(42), "42"),
+        (np.array([1, 2]), "[1, 2]"),
+        ({"a": np.array([1, 2])}, '{"a": [1, 2]}'),
+        (np.array(["a"]), '["a"]'),
+        (Decimal("4.20"), "4.20"),
+        ([Decimal("4.20")], '["4.20"]'),
+    ],
+)
+async def test_an_answer_that_is_no_text_is_compared_as_json(client: Client, answer: Any, reference: str) -> None:
+    await TangramReward("json", reference="answer")([""], ["x"], answer=[answer])
+    assert [each.reference for [each] in client.asked] == [reference]
+
+
+async def test_turns_in_parts_are_their_texts(client: Client) -> None:
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]
+    prompt = [{"role": "user", "content": parts}]
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "4"}]}
+    await TangramReward("judge", with_prompt="apart")([prompt], [[answer, {"role": "tool", "content": None}]])
+    assert [(each.prompt, each.text) for [each] in client.asked] == [("2 + 2?", "4\n")]
+
+
+@pytest.mark.parametrize("named", [{"reference": "answr"}, {"trajectory": "answr"}])
+async def test_a_column_that_is_not_there_is_an_error_that_names_those_that_are(
+    client: Client, named: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match=r"'answr'.*answer, solution"):
+        await TangramReward("exact", **named)([""], ["x"], solution=["y"], answer=["y"])  # type: ignore[arg-type]
+    assert client.asked == []
+
+
+async def test_a_rollout_without_a_name_has_none(client: Client) -> None:
+    assert await rewards_of("a", "b", rollout=[None, "None"]) == [1.0, 1.0]
+    assert client.trajectories == [None, "None"]

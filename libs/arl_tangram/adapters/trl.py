@@ -5,6 +5,7 @@ column of the dataset by its name (huggingface/trl, `docs/source/grpo_trainer.md
 """
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,11 +24,11 @@ Text = str | Sequence[Mapping[str, Any]]
 class TangramReward:
     """The score of each completion by a service; None, which TRL leaves out of account, where there is none.
 
-    `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it.
-    `with_prompt`: the prompt belongs to the text, as a classifier of whole samples needs it, or goes beside it
-    (`"apart"`), as a judge takes it. `trajectory`: the column that names the rollout. None is trouble of the services,
-    and a text that can't be scored, as one with NUL or of more than 64 Ki characters; a service that can't be is an
-    error, at once.
+    `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it; what is no
+    text there is compared as JSON. `with_prompt`: the prompt belongs to the text, as a classifier of whole samples
+    needs it, or goes beside it (`"apart"`), as a judge takes it. `trajectory`: the column that names the rollout. None
+    is trouble of the services, a reference that is None, and a text that can't be scored, as one with NUL or of more
+    than 64 Ki characters; a service or a column that isn't there is an error, at once.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class TangramReward:
     async def __call__(
         self, prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
     ) -> list[float | None]:
+        references, names = _column(columns, self._reference), _column(columns, self._trajectory)
         items = [
-            self._item(at, prompt, completion, columns)
+            self._item(prompt, completion, references, at)
             for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
         ]
         step = getattr(columns.get("trainer_state"), "global_step", None)
-        names = columns.get(self._trajectory) if self._trajectory is not None else None
         groups = _groups(items, names)
         async with AsyncTangram(self._url, self._api_key) as client:
             parts = await asyncio.gather(*(self._scored(client, items, at, name, step) for name, at in groups))
@@ -66,11 +67,15 @@ class TangramReward:
                 found[place] = score
         return found
 
-    def _item(self, at: int, prompt: Text, completion: Text, columns: Mapping[str, Any]) -> ScoreItem | None:
+    def _item(self, prompt: Text, completion: Text, references: Sequence[Any] | None, at: int) -> ScoreItem | None:
         asked, text = _text(prompt), _text(completion)
         if self._with_prompt is True:
             text = asked + text
-        reference = None if self._reference is None else str(columns[self._reference][at])
+        reference = None
+        if references is not None:
+            if references[at] is None:
+                return None
+            reference = _as_text(references[at])
         try:
             return ScoreItem(text=text, reference=reference, prompt=asked if self._with_prompt == "apart" else None)
         except ValidationError:
@@ -101,7 +106,7 @@ def _groups(items: Sequence[ScoreItem | None], names: Sequence[Any] | None) -> l
     for at, item in enumerate(items):
         if item is None:
             continue
-        name = str(names[at]) if names is not None else None
+        name = str(names[at]) if names is not None and names[at] is not None else None
         places, characters = open_.get(name, ([], MAX_CHARACTERS))
         if not places or len(places) == MAX_ITEMS or characters + item.characters > MAX_CHARACTERS:
             places, characters = [], 0
@@ -111,7 +116,36 @@ def _groups(items: Sequence[ScoreItem | None], names: Sequence[Any] | None) -> l
     return groups
 
 
+def _column(columns: Mapping[str, Any], name: str | None) -> Sequence[Any] | None:
+    if name is None:
+        return None
+    if name not in columns:
+        raise ValueError(f"there is no column {name!r}; there are {', '.join(sorted(columns)) or 'none'}")
+    found: Sequence[Any] = columns[name]
+    return found
+
+
+def _as_text(value: Any) -> str:
+    """A text as it is, and JSON of what has a form there."""
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Of an array, its numbers; of what JSON has no form for, what it is as a text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value if isinstance(value, dict | list | tuple | int | float) else str(value)
+
+
 def _text(said: Text) -> str:
     if isinstance(said, str):
         return said
-    return "\n".join(str(message.get("content") or "") for message in said)
+    return "\n".join(_content(message.get("content")) for message in said)
+
+
+def _content(content: Any) -> str:
+    """The text of a turn, which may be in parts; an image has none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
