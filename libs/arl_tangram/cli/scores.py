@@ -2,22 +2,26 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ValidationError
 
 from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, stdout
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, say, stdout
 from arl_tangram.cli.state import DirOption
 from arl_tangram.operations import ActionFailed
 from arl_tangram.options import failed_validation
 from arl_wire.scores import Score
 from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceOnNode, ServiceVerb
 
-__all__ = ["register"]
+__all__ = ["register", "saying_that_it_waits"]
 
+LONG_S = 5.0
 ServiceArgument = Annotated[str, typer.Argument(help="As `services list` shows it.")]
 group = typer.Typer(no_args_is_help=True, help="Reward services: models that score items.")
 
@@ -37,7 +41,7 @@ def score(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Score one text. Exit code 1 where there is no score."""
-    with connected(directory) as tangram:
+    with connected(directory) as tangram, saying_that_it_waits(service):
         try:
             [entry] = tangram.score(service, [text if reference is None else (text, reference)], task=task)
         except ActionFailed as failed:
@@ -48,6 +52,19 @@ def score(
         stdout.print(_shown(entry), markup=False)
     if entry.score is None:
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def saying_that_it_waits(service: str, *, after_s: float = LONG_S) -> Iterator[None]:
+    """Once, where it takes that long."""
+    line = f"waiting for {service}; `tangram services list` says where it is"
+    timer = Timer(after_s, say, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @group.command("list")
