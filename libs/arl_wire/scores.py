@@ -26,7 +26,7 @@ __all__ = [
 
 MAX_ITEMS = 256
 MAX_CHARACTERS = 1 << 20
-"""In all items of one action together."""
+"""In all items of one action together, and so of one text."""
 MAX_MESSAGES = 256
 MAX_TOKEN_IDS = 128 << 10
 CHARACTERS_PER_TOKEN = 4
@@ -46,7 +46,7 @@ OF_THE_ENGINE = frozenset(
 MAX_CHOICES = 64
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-_ScoredText = Annotated[str, StringConstraints(max_length=64 << 10), AfterValidator(no_nul)]
+_ScoredText = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS), AfterValidator(no_nul)]
 _RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 

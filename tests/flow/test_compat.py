@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from arl_wire.scores import MAX_CHARACTERS
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -123,7 +124,7 @@ BAD = [
     ("/services/minilm/v1/completions", {"prompt": [[1, 2]], "prompt_logprobs": 1}, "prompt.0"),
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "max_tokens": 2}, "max_tokens"),
     ("/classify", {"messages": []}, "messages"),
-    ("/classify", {"input": "x" * (65 << 10)}, "input"),
+    ("/classify", {"input": "x" * (MAX_CHARACTERS + 1)}, "input"),
     ("/services/quality/slime/reward", {"prompt": [{"role": "user", "content": "?"}], "response": "\0"}, "response"),
     ("/services/minilm/verify", {"response": {"output": None}, "label": "x"}, "items.0"),
     ("/services/minilm/verify", {"response": {"output": ["x"], "content": 5}, "label": "x"}, "items.0"),
@@ -181,6 +182,11 @@ class TestVllm:
         assert said["data"][-1]["embedding"][-1] == about(score)
         said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})
         assert np.frombuffer(b64decode(said["data"][0]["data"]), "<f4")[-1] == about(score)
+
+    async def test_a_rollout_of_32k_tokens_is_scored(self, api: httpx.AsyncClient) -> None:
+        """By its beginning, where the model reads no more; a trainer would die of a refusal."""
+        said = await json_of(api, "/classify", {"input": f"{TEXTS[0]} " + "word " * (32 << 10)})
+        assert 0 < said["data"][-1]["probs"][-1] < 1
 
     async def test_pairs_are_scored_one_with_each(self, api: httpx.AsyncClient) -> None:
         body = {"model": "/models/rm", "text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}

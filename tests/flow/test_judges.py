@@ -13,6 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from arl_wire.scores import MAX_CHARACTERS
 from support.conditions import eventually
 from support.engine import RunningEngine, running_engine, verdict_of
 from support.postgres import Databases
@@ -109,7 +110,7 @@ def nested(depth: int) -> list[Any]:
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, 400, None),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, 400, "messages.0.tool_calls"),
-        ({"messages": [{"role": "user", "content": "a" * 65_537}]}, 400, "messages.0"),
+        ({"messages": [{"role": "user", "content": "a" * (MAX_CHARACTERS + 1)}]}, 400, "messages.0"),
         ({"model": "minilm"}, 400, "model"),
     ],
 )

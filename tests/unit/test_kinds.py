@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from arl_wire.kinds import KINDS, misfit
-from arl_wire.scores import ScoreItem
+from arl_wire.scores import MAX_CHARACTERS, ScoreItem
 
 PAIR = {"text": "a", "reference": "b"}
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}]}
@@ -39,6 +40,13 @@ def test_what_a_kind_takes_is_accepted(kind: str) -> None:
 def test_tokens_and_messages_count_as_characters() -> None:
     assert ScoreItem.model_validate(TOKENS).characters == 8
     assert ScoreItem.model_validate(MESSAGES).characters == 5
+
+
+@pytest.mark.parametrize("field", ["text", "reference", "prompt"])
+def test_one_text_may_have_as_many_characters_as_all_items_together(field: str) -> None:
+    assert ScoreItem.model_validate({field: "x" * MAX_CHARACTERS}).characters == MAX_CHARACTERS
+    with pytest.raises(ValidationError):
+        ScoreItem.model_validate({field: "x" * (MAX_CHARACTERS + 1)})
 
 
 def _good(kind: str) -> dict[str, Any]:

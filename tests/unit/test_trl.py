@@ -75,7 +75,8 @@ async def test_a_prompt_is_left_out_or_before_its_completion_or_beside_it(
 
 
 async def test_a_text_that_cannot_be_scored_is_none_and_the_others_have_their_scores(client: Client) -> None:
-    assert await rewards_of("\0", "four", "x" * 70_000, "\ud800", "five5", rollout=["a", "a", "b", "b", "a"]) == [
+    completions = ["\0", "four", "x" * (MAX_CHARACTERS + 1), "\ud800", "five5"]
+    assert await rewards_of(*completions, rollout=["a", "a", "b", "b", "a"]) == [
         None,
         4.0,
         None,
@@ -83,6 +84,12 @@ async def test_a_text_that_cannot_be_scored_is_none_and_the_others_have_their_sc
         5.0,
     ]
     assert len(client.asked) == 1
+
+
+async def test_a_text_that_is_too_long_together_with_its_prompt_is_none(client: Client) -> None:
+    half = "x" * (MAX_CHARACTERS // 2)
+    rewards = TangramReward("judge", with_prompt="apart")
+    assert await rewards([half, half], [half + "x", half]) == [None, float(len(half))]
 
 
 @pytest.mark.parametrize("fault", [Unavailable("later"), Internal("trouble")])

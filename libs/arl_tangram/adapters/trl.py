@@ -27,8 +27,8 @@ class TangramReward:
     `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it; what is no
     text there is compared as JSON. `with_prompt`: the prompt belongs to the text, as a classifier of whole samples
     needs it, or goes beside it (`"apart"`), as a judge takes it. `trajectory`: the column that names the rollout. None
-    is trouble of the services, a reference that is None, and a text that can't be scored, as one with NUL or of more
-    than 64 Ki characters; a service or a column that isn't there is an error, at once.
+    is trouble of the services, a reference that is None, and what can't be scored, as a text with NUL or an item of
+    more than 1 Mi characters; a service or a column that isn't there is an error, at once.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class TangramReward:
                 return None
             reference = _as_text(references[at])
         try:
-            return ScoreItem(text=text, reference=reference, prompt=asked if self._with_prompt == "apart" else None)
+            item = ScoreItem(text=text, reference=reference, prompt=asked if self._with_prompt == "apart" else None)
         except ValidationError:
             return None
+        return item if item.characters <= MAX_CHARACTERS else None
 
     async def _scored(
         self,
