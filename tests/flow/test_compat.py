@@ -116,6 +116,22 @@ class TestOpenRlhf:
         said = await json_of(api, "/services/minilm/get_reward", body)
         assert said["rewards"] == [about(COSINES[0, 1])]
 
+    @pytest.mark.parametrize(("label", "response"), [(4, "4"), ([1, "a"], '[1, "a"]'), ({"a": None}, '{"a": null}')])
+    async def test_a_label_that_is_no_text_is_compared_as_json(
+        self, api: httpx.AsyncClient, label: Any, response: str
+    ) -> None:
+        body = {"query": [response, TEXTS[0]], "prompts": ["", ""], "labels": [label, label]}
+        same, other = (await json_of(api, "/services/minilm/get_reward", body))["rewards"]
+        assert same == about(1)
+        assert other < 0.9
+
+    @pytest.mark.parametrize("service", ["exact", "minilm"])
+    async def test_without_a_label_nothing_is_compared(self, api: httpx.AsyncClient, service: str) -> None:
+        body = {"query": ["x", "y"], "prompts": ["", ""], "labels": ["x", ""]}
+        answer = await api.post(f"/services/{service}/get_reward", json=body)
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "labels.1")
+        assert "needs a label" in answer.json()["detail"]
+
 
 BAD = [
     ("/services/minilm/v1/score", {"query": [1], "items": [[2]], "label_token_ids": [1]}, "items.0"),

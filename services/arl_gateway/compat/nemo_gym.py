@@ -3,7 +3,6 @@
 The body is that of the rollout, answered with its `reward` beside what came. Its client has no time-out.
 """
 
-import json
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, item_of, number_of
+from arl_gateway.compat.samples import Sample, item_of, label_of, number_of
 from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S
 from arl_gateway.routes import Writer
 
@@ -51,8 +50,7 @@ def _sample(body: VerifyRequest) -> Sample:
     prompt = asked if isinstance(asked, str) else "\n".join(_text(turn.get("content")) for turn in _dicts(asked))
     given = body.model_extra or {}
     label = next((given[name] for name in LABELS if given.get(name) is not None), None)
-    shown = label if label is None or isinstance(label, str) else json.dumps(label)
-    return Sample(prompt=prompt, response=said[-1] if said else "", label=shown)
+    return Sample(prompt=prompt, response=said[-1] if said else "", label=label_of(label))
 
 
 def _text(content: Any) -> str:

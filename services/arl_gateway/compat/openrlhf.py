@@ -1,17 +1,18 @@
 """OpenRLHF's remote reward (`--reward.remote_url`): `openrlhf/utils/remote_rm_utils.py` of OpenRLHF/OpenRLHF.
 
 It sends one query a call, waits 180 s, tries five times whatever the status, and drops the sample then. Of several
-URLs the later ones get empty lists.
+URLs the later ones get empty lists. A dataset without a key for labels has `""` for each.
 """
 
 import re
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, item_of, number_of
+from arl_gateway.compat.samples import Sample, item_of, label_of, number_of
 from arl_gateway.routes import ANY, BODY, Writer
 from arl_kit.app import documented
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
@@ -33,7 +34,9 @@ class RewardRequest(BaseModel):
 
     query: list[str]
     prompts: list[str] | None = None
-    labels: list[str | None] | None = None
+    labels: list[Any] | None = Field(
+        default=None, description="Of each query: what is no text is compared as JSON, and an empty text is none"
+    )
 
 
 class RewardReply(BaseModel):
@@ -69,7 +72,7 @@ def _samples(body: RewardRequest, kind: str) -> list[Sample]:
         if kind in VERIFIERS and not query.startswith(prompt):
             raise _refused(f"query.{at}", "does not begin with its prompt, so what was answered is not known")
     return [
-        Sample(prompt=prompt, response=_said(query.removeprefix(prompt)), label=label, whole=query)
+        Sample(prompt=prompt, response=_said(query.removeprefix(prompt)), label=label_of(label) or None, whole=query)
         for query, prompt, label in zip(body.query, prompts, labels, strict=True)
     ]
 

@@ -1,5 +1,6 @@
 """What trainers send about one sample, as the item that the kind of a service takes; and a score's number."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from arl_wire.errors import FieldError, NotScored, ValidationFailed
 from arl_wire.kinds import KINDS
 from arl_wire.scores import MAX_CHARACTERS, Message, Score, ScoreItem
 
-__all__ = ["Sample", "answered_by", "chat", "conversation", "item_of", "number_of", "pair", "text_item"]
+__all__ = ["Sample", "answered_by", "chat", "conversation", "item_of", "label_of", "number_of", "pair", "text_item"]
 
 OF_A_QUERY = frozenset({"relevance", "reranker"})
 """Kinds whose reference is what was asked; that of others is what is right."""
@@ -45,6 +46,11 @@ def item_of(kind: str, sample: Sample, *, field: str) -> ScoreItem:
         return _item(field, text=whole if ("text", "reference") not in forms else sample.response)
     what = "a label" if ("text", "reference") in forms else "tokens, which this route does not carry"
     raise _refused(f"a service of kind `{kind}` needs {what}", field)
+
+
+def label_of(given: Any) -> str | None:
+    """A label may be any value of a dataset: what is no text is compared as JSON."""
+    return given if given is None or isinstance(given, str) else json.dumps(given)
 
 
 def text_item(kind: str, text: str | Sequence[int], *, field: str, **more: Any) -> ScoreItem:

@@ -5,7 +5,6 @@
 The reward's client waits 120 s and tries ten times with a growing pause.
 """
 
-import json
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, answered_by, item_of, number_of, text_item
+from arl_gateway.compat.samples import Sample, answered_by, item_of, label_of, number_of, text_item
 from arl_gateway.routes import ANY, BODY, Writer
 from arl_kit.app import documented
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
@@ -72,7 +71,7 @@ async def generate(body: GenerateRequest, caller: Writer, request: Request, resp
 
 
 def _sample(body: SampleRequest) -> Sample:
-    label = body.label if body.label is None or isinstance(body.label, str) else json.dumps(body.label)
+    label = label_of(body.label)
     if isinstance(body.prompt, str):
         return Sample(prompt=body.prompt, response=body.response, label=label)
     prompt = "\n".join(message.content for message in body.prompt)
