@@ -204,6 +204,20 @@ class TestVllm:
         said = await json_of(api, "/classify", {"input": f"{TEXTS[0]} " + "word " * (32 << 10)})
         assert 0 < said["data"][-1]["probs"][-1] < 1
 
+    @pytest.mark.parametrize(
+        ("texts", "cut"),
+        [
+            (["a", "b"], None),
+            (["word " * 1000, "a", "b", "word " * 1000], "0,3"),
+            (["a", *["word " * 1000] * 60], ",".join(map(str, range(1, 51)))),
+        ],
+    )
+    async def test_an_answer_names_the_texts_that_were_cut(
+        self, api: httpx.AsyncClient, texts: list[str], cut: str | None
+    ) -> None:
+        answer = await api.post("/classify", json={"input": texts})
+        assert (answer.status_code, answer.headers.get("tangram-truncated")) == (200, cut)
+
     async def test_pairs_are_scored_one_with_each(self, api: httpx.AsyncClient) -> None:
         body = {"model": "/models/rm", "text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}
         said = await json_of(api, "/score", body)

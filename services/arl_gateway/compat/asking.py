@@ -22,6 +22,10 @@ __all__ = ["CompatRoute", "answered", "score"]
 UNAVAILABLE_S = 5
 ACTION = "tangram-action"
 """The header that names the action whose items these were, and the first of them."""
+TRUNCATED = "tangram-truncated"
+"""The header that has the numbers of the entries whose texts were cut, in the order of the request."""
+MAX_TRUNCATED = 50
+"""That are named: a header is short."""
 
 
 class CompatRoute(CalledRoute):
@@ -52,7 +56,10 @@ async def score(
         return []
     scored = await unless_gone(request, _all([scores.score(ask, caller, trace) for ask in asks]))
     response.headers[ACTION] = f"{scored[0].action};first={scored[0].first}"
-    return [entry for each in scored for entry in each.entries]
+    entries = [entry for each in scored for entry in each.entries]
+    if truncated := [str(at) for at, entry in enumerate(entries) if entry.truncated]:
+        response.headers[TRUNCATED] = ",".join(truncated[:MAX_TRUNCATED])
+    return entries
 
 
 async def _all(scoring: Sequence[Coroutine[Any, Any, Scored]]) -> Sequence[Scored]:
