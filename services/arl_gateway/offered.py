@@ -26,6 +26,8 @@ class OfferedService:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_anywhere: bool
     """Some node says that it has it, whether that lives or not; of a verifier, a CPU node takes actions."""
+    is_registered: bool = False
+    """By an operator; others come along."""
 
 
 class Offered:

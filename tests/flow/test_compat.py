@@ -178,6 +178,28 @@ class TestWhose:
             assert (await client.get(f"{base}/health")).status_code == 200
             assert (await client.get(f"{base}/v1/models")).json()["data"][0]["id"] == "quality"
 
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/classify", {"input": "x"}),
+            ("/pooling", {"input": "x"}),
+            ("/v1/embeddings", {"input": "x"}),
+            ("/score", {"text_1": "x", "text_2": "y"}),
+            ("/score", {"query": "x", "items": ["y"], "label_token_ids": [1]}),
+            ("/rerank", {"query": "x", "documents": ["y"]}),
+            ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ],
+    )
+    async def test_no_model_that_comes_along_stands_for_one_that_is_unknown(
+        self, api: httpx.AsyncClient, path: str, body: dict[str, Any]
+    ) -> None:
+        answer = await api.post(path, json=body | {"model": "Skywork/Reward\x1b[2J" + "x" * 1000})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "model")
+        detail = answer.json()["detail"]
+        assert r"'Skywork/Reward\x1b[2Jxxx" in detail
+        assert ("minilm" in detail, len(detail) < 500, detail.isprintable()) == (True, True, True)
+
     async def test_a_service_that_is_not_there_is_said(self, api: httpx.AsyncClient) -> None:
         body = {"query": ["x"], "prompts": [""], "labels": ["x"]}
         answer = await api.post("/services/nothing/get_reward", json=body)
@@ -189,12 +211,13 @@ class TestVllm:
     async def test_a_text_is_classified_as_verl_reads_it(self, api: httpx.AsyncClient) -> None:
         right = {"service": "quality", "task": "verl", "items": [{"text": TEXTS[0]}]}
         score = (await json_of(api, "/v1/scores", right))["scores"][0]["score"]
-        said = await json_of(api, "/classify", {"model": "/models/rm", "input": TEXTS[0]})
-        assert said["data"][-1]["probs"][-1] == about(score)
+        for model in ("quality", "", None):
+            said = await json_of(api, "/classify", {"model": model, "input": TEXTS[0]})
+            assert said["data"][-1]["probs"][-1] == about(score)
         for name in ("activation", "use_activation"):
             said = await json_of(api, "/classify", {"input": TEXTS[0], name: False})
             assert said["data"][-1]["probs"][-1] == about(math.log(score / (1 - score)))
-        said = await json_of(api, "/v1/embeddings", {"model": "/models/rm", "input": TEXTS[0]})
+        said = await json_of(api, "/v1/embeddings", {"model": "quality", "input": TEXTS[0]})
         assert said["data"][-1]["embedding"][-1] == about(score)
         said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})
         assert np.frombuffer(b64decode(said["data"][0]["data"]), "<f4")[-1] == about(score)
@@ -219,7 +242,7 @@ class TestVllm:
         assert (answer.status_code, answer.headers.get("tangram-truncated")) == (200, cut)
 
     async def test_pairs_are_scored_one_with_each(self, api: httpx.AsyncClient) -> None:
-        body = {"model": "/models/rm", "text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}
+        body = {"text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}
         said = await json_of(api, "/score", body)
         assert [each["score"] for each in said["data"]] == [about(COSINES[0, 1]), about(COSINES[0, 2])]
         assert (said["object"], said["model"], said["data"][1]["index"]) == ("list", "relevance", 1)

@@ -93,6 +93,7 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
             found = bool((await rewards.get("minilm", ADMINISTRATOR)).available)
             [asked] = [each for each in await Offered(gateway).services() if each.name == "minilm"]
             assert (asked.kind, asked.options, asked.is_anywhere) == ("relevance", {}, found)
+            assert asked.is_registered
             return found
 
         await registered()
@@ -119,8 +120,9 @@ async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_
         sql = "insert into services (name, kind, source, options) values ('minilm', 'reranker', 's', $1)"
         await rows.execute(sql, '{"activation": false}')
         after = await Offered(store).services()
-    assert [each.kind for each in before if each.name == "minilm"] == ["similarity"]
-    assert [dict(each.options) for each in after if each.kind == "reranker"] == [{"activation": False}]
+    found = [(each.kind, each.is_registered) for each in before if each.name == "minilm"]
+    assert found == [("similarity", False)]
+    assert [dict(each.options) for each in after if each.is_registered] == [{"activation": False}]
     assert {each.name for each in after} == {"minilm", *VERIFIERS}
 
 

@@ -22,6 +22,8 @@ from arl_wire.scores import ServiceName
 __all__ = ["Place", "place_of"]
 
 HEADER = "tangram-"
+SHOWN = 128
+"""Characters of a `model` that names nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,14 @@ class _Said(Strict):
 async def place_of(request: Request, kinds: Sequence[str], *, model: str | None = None) -> Place:
     """A service that is named has to be there. A `model` may be one's name; often it is a path of the client's own.
 
-    Where nothing names one it is the only model of `kinds`, or the only one at all; verifiers are always there, and so
-    have to be named. Raises `NotFound`.
+    Where nothing names one it is the only one of `kinds` that was registered. Those that come along do only where there
+    is no `model` either; verifiers are always there, and so have to be named. Raises `NotFound`.
     """
     said = _said(request)
     services = {each.name: each for each in await _offered(request, said.service)}
     named = said.service or (model if model in services else None)
     if named is None:
-        service = _only(list(services.values()), kinds)
+        service = _only(services, kinds, model)
     elif named in services:
         service = services[named]
     else:
@@ -78,16 +80,27 @@ async def _offered(request: Request, named: str | None) -> Sequence[OfferedServi
     return await offered.services(with_one=named)
 
 
-def _only(services: Sequence[OfferedService], kinds: Sequence[str]) -> OfferedService:
-    fitting = [each for each in services if each.kind in kinds and each.kind not in VERIFIERS]
+def _only(services: Mapping[str, OfferedService], kinds: Sequence[str], model: str | None) -> OfferedService:
+    candidates = _fitting(list(services.values()), kinds, any_will_do=not model)
+    if len(candidates) == 1:
+        return candidates[0]
+    what = "no reward service is named, and there is not just one that would do"
+    if model:
+        why = "several that were registered would do" if candidates else "none that would do was registered"
+        what = f"there is no reward service {model[:SHOWN]!r}, and {why}"
+    raise _missing(f"{what}; name it in the path, /services/NAME/…", services, field="model" if model else "service")
+
+
+def _fitting(
+    services: Sequence[OfferedService], kinds: Sequence[str], *, any_will_do: bool
+) -> Sequence[OfferedService]:
+    """Those that were registered, of `kinds`; else, if any will do, those of `kinds`, or any."""
     models = [each for each in services if each.kind not in VERIFIERS]
-    for candidates in (fitting, models if not fitting else ()):
-        if len(candidates) == 1:
-            return candidates[0]
-    what = "several reward services would do" if fitting else "no reward service is named, and there is not just one"
-    raise _missing(f"{what}; name it in the path, /services/NAME/…", {each.name: each for each in services})
+    fitting = [each for each in models if each.kind in kinds]
+    registered = [each for each in fitting if each.is_registered]
+    return registered or (fitting or models if any_will_do else [])
 
 
-def _missing(what: str, services: Mapping[str, OfferedService]) -> NotFound:
+def _missing(what: str, services: Mapping[str, OfferedService], *, field: str = "service") -> NotFound:
     message = f"{what}; there is {', '.join(sorted(services)) or 'none'}"
-    return NotFound(message, errors=[FieldError(field="service", message=message)])
+    return NotFound(message, errors=[FieldError(field=field, message=message)])
