@@ -16,6 +16,7 @@ __all__ = [
     "MAX_MESSAGES",
     "MAX_TOKEN_IDS",
     "MAX_TOP",
+    "MAX_TOPS",
     "OF_THE_ENGINE",
     "ItemError",
     "Message",
@@ -32,6 +33,8 @@ MAX_TOKEN_IDS = 128 << 10
 CHARACTERS_PER_TOKEN = 4
 """That a token id counts for."""
 MAX_TOP = 128
+MAX_TOPS = 1 << 18
+"""Likeliest tokens in one entry, of which an answer has some 20 bytes each."""
 MAX_DETAILS = 16 << 10
 """Bytes, as JSON, of one entry."""
 OF_A_CHAT = frozenset({"messages", "model", "stream"})
@@ -96,11 +99,14 @@ class ScoreItem(Strict):
 
     @property
     def characters(self) -> int:
+        """What it counts for in `MAX_CHARACTERS`."""
         found = len(self.text or "") + len(self.reference or "") + len(self.prompt or "")
         if self.messages is not None:
             found += sum(len(each.content) for each in self.messages)
         if self.chat:
             found += len(json.dumps(self.chat))
+        if self.top_logprobs:
+            found += min(MAX_TOPS, self.top_logprobs * len(self.token_ids or self.text or ()))
         return found + CHARACTERS_PER_TOKEN * len(self.token_ids or ())
 
     @property

@@ -11,7 +11,7 @@ import pytest
 
 from arl_core.states import Outcome, State
 from arl_gateway.auth import Caller
-from arl_gateway.scores import Ask, Scored, Scores
+from arl_gateway.scores import Ask, Scored, Scores, parts
 from arl_gateway.service import Actions, Admitted, Trace
 from arl_store.tx import PoolBusy
 from arl_wire.actions import Action, ActionResult, SubmitAction
@@ -95,6 +95,14 @@ async def test_an_action_may_take_as_long_as_a_call_waits_for_it() -> None:
         held.gate.release()
         await scores.score(ask, CALLER, Trace())
     assert held.timeouts_s == [300.0, 580.0]
+
+
+def test_what_is_to_be_said_of_tokens_bounds_an_action_as_their_number_does() -> None:
+    """A teacher's hundred likeliest of 2048 tokens are 5 MB for each sequence."""
+    sequences = [ScoreItem(token_ids=[1] * 2048, top_logprobs=100) for _ in range(9)]
+    assert [len(part) for part in parts(sequences)] == [4, 4, 1]
+    texts = [ScoreItem(text="a" * 100_000, top_logprobs=100) for _ in range(3)]
+    assert [len(part) for part in parts(texts)] == [2, 1]
 
 
 async def test_once_nothing_is_on_its_way_nobody_waits_for_company() -> None:

@@ -20,14 +20,13 @@ from arl_gpu.kinds.flat import FlatModule
 from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
 from arl_gpu.passes import MAX_PADDING, Passes
 from arl_gpu.services import Incomplete, NotSplit, longest, made_of
+from arl_wire.scores import MAX_TOPS
 
 __all__ = ["Classifier", "LogProbs", "check"]
 
 CPU_TOKENS = 2048
 """In a pass."""
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-MOST_OF_ALL = 1 << 18
-"""Likeliest tokens in one entry."""
 SHOWN = 3
 """Names of weights in a message."""
 POSITIONS_AT_ONCE = 256
@@ -275,8 +274,8 @@ class LogProbs(_HuggingFace):
             return failed("too_short", "a single token comes after none, so it has no probability")
         if len(ids) > self._max_tokens:
             return failed("too_long", f"{len(ids)} tokens; the model reads {self._max_tokens}")
-        if len(ids) * top > MOST_OF_ALL:
-            return failed("too_many", f"{top} of {len(ids)} tokens; one item has at most {MOST_OF_ALL} in all")
+        if len(ids) * top > MAX_TOPS:
+            return failed("too_many", f"{top} of {len(ids)} tokens; one item has at most {MAX_TOPS} in all")
         return _Read(ids, top=min(top, self._vocabulary), labels=labels)
 
     def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
