@@ -54,8 +54,9 @@ def misfit(kind: str, items: Sequence[ScoreItem]) -> ValidationFailed | None:
         if given in taken:
             continue
         field = _wrong_field(given, forms)
-        verb = "has" if field in given else "has no"
-        message = f"item {at} {verb} {field}; a service of kind `{kind}` takes {shown_forms(kind)}"
+        beside = ", ".join(sorted(given - {field}))
+        what = f"has no {field}" if field not in given else f"has {field}" + (f" beside {beside}" if beside else "")
+        message = f"item {at} {what}; a service of kind `{kind}` takes {shown_forms(kind)}"
         return ValidationFailed(message, errors=[FieldError(field=f"items.{at}.{field}", message=message)])
     return None
 
