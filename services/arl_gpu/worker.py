@@ -31,6 +31,7 @@ from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.residency import NotFreed, Residency
 from arl_gpu.services import made_of
 from arl_gpu.together import Meetings, Part, PeerGone, PeerNotReady, Peers, mark
+from arl_kit.telemetry import set_up_logging
 
 __all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
 
@@ -141,7 +142,7 @@ class _Worker:
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
-            log.warning("%s: %r", code, error)
+            log.warning("%s of %s: %r", code, order.get("service") or order.get("name"), error)
             answer = {"error": code, "message": f"{type(error).__name__}: {_told(error)}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
         now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unheard)}
@@ -375,6 +376,7 @@ def serve(channel: socket.socket, config: Config, keys: Mapping[str, str] | None
 
 
 if __name__ == "__main__":
+    set_up_logging("gpu-worker", "warning")
     # Command lines can be read by every user of the machine.
     serve(
         socket.socket(fileno=int(sys.argv[1])),

@@ -1,6 +1,7 @@
 """The manager's end of a worker, and a worker: real processes, some of which misbehave."""
 
 import asyncio
+import json
 import os
 import platform
 import signal
@@ -170,12 +171,17 @@ async def test_a_worker_that_died_while_it_was_idle_costs_nobody_a_batch(start: 
     assert worker.pid != first
 
 
-async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(start: Start) -> None:
+async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     worker = start()
     for _ in range(2):
         answer = await worker.score("broken", [A])
         assert (answer["error"], answer["used_bytes"]) == ("forward_failed", 0)
         assert answer["message"] == "FileNotFoundError: No such file or directory", "whoever asked reads it"
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(line["service"], line["level"]) for line in lines] == [("gpu-worker", "warning")] * 2
+    assert all(line["message"].startswith("forward_failed of broken: FileNotFoundError") for line in lines)
 
 
 async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_worker_too(start: Start) -> None:

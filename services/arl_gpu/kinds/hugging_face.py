@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from arl_core.batching import padding
@@ -39,6 +40,10 @@ TABLES = frozenset({"codegen", "ctrl", "gptj"})
 """Model types whose tables are computed, once and for all."""
 
 Ids = list[int]
+
+# What it draws and tabulates on standard error is no line of a log; what is wrong is raised here.
+transformers.logging.disable_progress_bar()
+transformers.logging.set_verbosity_error()
 
 
 @dataclass(frozen=True, slots=True)
