@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
+from uuid import UUID
 
 from pydantic import ValidationError
 
@@ -17,6 +18,7 @@ from arl_tangram.operations import (
     Operation,
     Pause,
     Reply,
+    WaitTimeout,
     answered,
     error_of,
     run,
@@ -191,9 +193,13 @@ def _scored(
 
 
 def _bounded(operation: Operation[Value], limit_s: float) -> Operation[Value]:
-    """Each call is told what is left; what would be tried again only after that is `Unavailable`."""
+    """Each call is told what is left; what would be tried again only after that is `Unavailable`.
+
+    Raises `WaitTimeout` where that is the wait for an action that is there.
+    """
     left_s = limit_s
     reply: Reply | None = None
+    waits_for: Sequence[UUID] = ()
     while True:
         try:
             step = operation.send(reply)
@@ -201,11 +207,14 @@ def _bounded(operation: Operation[Value], limit_s: float) -> Operation[Value]:
             value: Value = end.value
             return value
         if isinstance(step, Pause):
+            if step.seconds >= left_s and waits_for:
+                raise WaitTimeout(waits_for)
             if step.seconds >= left_s:
                 raise Unavailable(f"no scores within {limit_s:g} s{_last(reply)}")
             reply = yield step
             left_s -= step.seconds
         else:
+            waits_for = step.body.ids if isinstance(step.body, WaitRequest) else ()
             reply = yield _in_time(step, max(0.0, left_s))
             left_s -= reply.elapsed_s if reply is not None else 0.0
 

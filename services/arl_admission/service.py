@@ -350,11 +350,12 @@ def _answered(
     if new is not None and new.id in inserted:
         return AdmitAnswer(id=new.id, created=True)
     known = bound.get((item.project_id, item.key)) if item.key is not None else None
-    if known is None and new is not None and new.service is not None:
+    if known is None and item.key is None and new is not None and new.service is not None:
         message = f"{new.service!r} was removed this very moment"
         return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
     if known is None:
-        return Unavailable("the time of this Idempotency-Key ended this very moment; try again", retry_after_s=1)
+        what = "the time of this Idempotency-Key ended, or its service was removed,"
+        return Unavailable(f"{what} this very moment; try again", retry_after_s=1)
     body_hash, id = known
     if body_hash == (item.body_hash or ""):
         return AdmitAnswer(id=id)

@@ -202,8 +202,8 @@ class Scores:
         self._go_on(lane, gathered=True)
 
     def _forget(self, lane: _Lane) -> None:
-        if not lane.flights and not lane.waiting:
-            self._lanes.pop(lane.key, None)
+        if not lane.flights and not lane.waiting and self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]
 
     async def _answer(self, calls: Sequence[_Call]) -> None:
         try:

@@ -93,7 +93,9 @@ class Scoring:
         return self._troubles.get(service, "ok")
 
     def forget(self, service: str) -> None:
-        """What has its name from now on begins anew."""
+        """What has its name from now on begins anew, but for what a batch of before still says."""
+        for device in self._devices:
+            device.refused.pop(service, None)
         self._troubles.pop(service, None)
         self.batches.pop(service, None)
         self.scored.pop(service, None)

@@ -73,8 +73,8 @@ class Turns:
     not more than the device's part of what waits for it.
 
     Beside that whoever was served goes behind all others. An action of at most `batch_tokens` may begin at once.
-    Larger ones of a service begin in their order, while what is left of all that began is at most `begun_tokens`, or
-    alone: the time of one that waits does not run.
+    Larger ones of a service begin in their order, while what is left of all that began and is not closed there is at
+    most `begun_tokens`, or alone: the time of one that waits does not run.
     """
 
     def __init__(self, *, batch_tokens: int, begun_tokens: int, swap_wait_s: float = 0.0, batch_s: float = 0.0) -> None:
@@ -113,7 +113,7 @@ class Turns:
 
         Raises where a job waits and none of its items has a cost.
         """
-        every = _by_service(self._ready(place.closed))
+        every = _by_service(self._ready(place.closed, now))
         queue = {name: jobs for name, jobs in every.items() if name not in place.closed}
         service = self._service(queue, every, place, now)
         if service is None:
@@ -163,17 +163,17 @@ class Turns:
 
     def waiting(self, place: Place, *, now: float = 0.0) -> list[str]:
         """Services with work for this device now, the one whose oldest action has waited the longest first."""
-        queue = _by_service(self._ready(place.closed))
+        queue = _by_service(self._ready(place.closed, now))
         return [service for service in queue if self._may_be_here(service, queue, place, now)]
 
     def next_look(self, place: Place, *, now: float) -> float | None:
         """When a service that waits may be restored though nothing else happens; None where nothing will change."""
-        queue = self._open(place)
+        queue = self._open(place, now)
         times = (time for jobs in queue.values() for time in (self._ripe_at(jobs, now), self._due_at(jobs)))
         return min((time for time in times if time > now), default=None)
 
-    def _open(self, place: Place) -> _Queue:
-        ready = _by_service(self._ready(place.closed))
+    def _open(self, place: Place, now: float) -> _Queue:
+        ready = _by_service(self._ready(place.closed, now))
         return {name: jobs for name, jobs in ready.items() if name not in place.closed}
 
     def _service(self, queue: _Queue, every: _Queue, place: Place, now: float) -> str | None:
@@ -241,26 +241,28 @@ class Turns:
         there = place.beside.get(service, place.resident)
         if not there:
             return True
-        needed = queue if service not in place.beside else {job.service for job in self._ready(place.closed)}
+        needed = queue if service not in place.beside else {job.service for job in self._ready(place.closed, now)}
         resting = (each for each in there if each not in needed)
         return any(now - self._served_at.get(each, now - self._swap_wait_s) >= self._swap_wait_s for each in resting)
 
-    def _ready(self, closed: Collection[str]) -> list[Job]:
+    def _ready(self, closed: Collection[str], now: float) -> list[Job]:
         """Those that have begun or may begin, and of which something is left.
 
-        Large ones of a service wait for those of it that are before them, and never for another service's, which may
-        not begin here for long; nor for what is left of one that is closed.
+        Large ones of a service wait for those of it that are before them; for another service's, which may not begin
+        here for long, once these have waited `swap_wait_s`, so that they come to begin. For a closed one's, never.
         """
         begun = _left(job for job in self if job.has_begun and job.service not in closed)
         before: Counter[str] = Counter()
-        found, full = [], set[str]()
+        found, full, all_wait = [], set[str](), False
         for job in self:
+            service = job.service
             if not job.has_begun and (cost := sum(job.costs)) > self._batch_tokens:
-                left = begun + before[job.service]
-                if job.service in full or (left and left + cost > self._begun_tokens):
-                    full.add(job.service)
+                left = begun + before[service]
+                if all_wait or service in full or (left and left + cost > self._begun_tokens):
+                    full.add(service)
+                    all_wait = all_wait or (service not in closed and now - job.waits_since >= self._swap_wait_s)
                     continue
-                before[job.service] += cost
+                before[service] += cost
             if job.given < len(job.items):
                 found.append(job)
         return found

@@ -116,7 +116,7 @@ class TestOpenRlhf:
         said = await json_of(api, "/services/minilm/get_reward", body)
         assert said["rewards"] == [about(COSINES[0, 1])]
 
-    @pytest.mark.parametrize(("label", "response"), [(4, "4"), ([1, "a"], '[1, "a"]'), ({"a": None}, '{"a": null}')])
+    @pytest.mark.parametrize(("label", "response"), [(4, "4"), ([1, "é"], '[1, "é"]'), ({"a": None}, '{"a": null}')])
     async def test_a_label_that_is_no_text_is_compared_as_json(
         self, api: httpx.AsyncClient, label: Any, response: str
     ) -> None:

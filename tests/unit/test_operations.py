@@ -225,6 +225,17 @@ def test_an_action_that_scores_for_longer_than_was_waited_goes_on() -> None:
     assert waits == [9.0]
 
 
+def test_an_action_whose_wait_was_not_answered_in_time_goes_on_by_its_name() -> None:
+    def server(call: Call) -> Reply:
+        if isinstance(call.body, WaitRequest):
+            return Reply(503, b"{}", retry_after_s=5.0, elapsed_s=8.0)
+        return Reply(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
+
+    with pytest.raises(WaitTimeout) as late:
+        OfRewards(server, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=40, timeout_s=100)
+    assert late.value.pending == (numbered(1),)
+
+
 @pytest.mark.parametrize("wait_timeout_s", [float("nan"), -1, 0])
 def test_a_wait_for_scores_that_is_none_is_refused_before_anything_is_sent(wait_timeout_s: float) -> None:
     with pytest.raises(ValidationFailed) as refused:

@@ -1,131 +1,16 @@
-"""What operators register: a bad one is said, and is no matter of the others'."""
+"""What operators register, and what they wish of it later, as their orders reach the devices."""
 
 import asyncio
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arl_gpu.registrations import NO_ENGINES, Wish
 from arl_gpu.registry import Registry
 from arl_gpu.services import ServiceFiles, longest
-from arl_gpu.worker_client import WorkerDied
-
-
-def wish(name: str, **other: Any) -> Wish:
-    said: dict[str, Any] = {
-        "kind": "similarity",
-        "source": name,
-        "options": {},
-        "pinned": False,
-        "registered_at": 1.0,
-        "drained_at": None,
-        "load_asked": None,
-    }
-    return Wish(name=name, **said | other)
-
-
-def registry_of(models: Path, *owners: Any, engines: Mapping[str, int] = NO_ENGINES) -> Registry:
-    return Registry([], owners, models, learn=lambda number, answer: None, is_idle=lambda name: True, engines=engines)
-
-
-@pytest.mark.parametrize(
-    "config", ["[]", "{", '{"max_position_embeddings": "x"}', '{"max_position_embeddings": 1e999}']
-)
-def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Path, config: str) -> None:
-    for name, content in (("bad", config), ("good", "{}")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(content)
-    registry = registry_of(tmp_path)
-    registry.wished([wish("bad"), wish("long", source="a" * 300), wish("good")], read=registry.next_read())
-    assert registry.is_behind
-    assert registry.health["bad"].startswith("bad_registration")
-    assert "good" not in registry.health
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"source": "nowhere"}, "there is no nowhere/config.json below TANGRAM_MODELS"),
-        ({"source": "../a"}, "there is no ../a/config.json below TANGRAM_MODELS"),
-        ({"kind": "judge", "source": "qwen"}, "TANGRAM_ENGINES of this node names no engine qwen"),
-        ({"kind": "oracle"}, "this node knows no kind oracle"),
-    ],
-)
-def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(
-    models: Path, changed: dict[str, Any], why: str
-) -> None:
-    registry = registry_of(models, Owner())
-    carried_out(registry, wish("a", **changed))
-    assert registry.health["a"].startswith(f"not_here: {why}")
-    assert [each.name for each in registry.refused] == ["a"]
-    carried_out(registry, wish("a", registered_at=2.0))
-    assert (registry.health, registry.refused, registry.offers("a", 2.0)) == ({}, [], True)
-
-
-def test_without_a_directory_of_models_that_is_what_is_said() -> None:
-    registry = Registry([], [Owner()], None, learn=print, is_idle=lambda name: True)
-    carried_out(registry, wish("a"))
-    assert "TANGRAM_MODELS of this node is not set" in registry.health["a"]
-
-
-def test_a_service_stays_as_it_was_read_while_its_files_are_written_anew(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    config = tmp_path / "a" / "config.json"
-    config.write_text('{"max_position_embeddings": 7}')
-    owner = Owner()
-    registry = registry_of(tmp_path, owner)
-    carried_out(registry, wish("a"))
-    config.write_text('{"max_posi')
-    carried_out(registry, wish("a"))
-    assert ([(each.name, each.max_tokens) for each in registry.offered], owner.orders) == ([("a", 7)], ["offer a"])
-    # Registered anew it is read anew.
-    carried_out(registry, wish("a", registered_at=2.0))
-    assert (registry.offered, owner.orders) == ([], ["offer a", "forget a"])
-
-
-class Owner:
-    """Of a device whose worker dies of what `deadly` names, as `order name`."""
-
-    def __init__(self, *deadly: str) -> None:
-        self._deadly, self.orders = set(deadly), list[str]()
-        self.trouble: str | None = None
-
-    async def _do(self, order: str, name: str) -> dict[str, Any]:
-        self.orders.append(f"{order} {name}")
-        if self.orders[-1] in self._deadly:
-            raise WorkerDied("killed")
-        return {}
-
-    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
-        return await self._do("offer", spec["name"])
-
-    async def forget(self, name: str) -> dict[str, Any]:
-        return await self._do("forget", name)
-
-    async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
-        return await self._do("pin" if on else "unpin", name)
-
-    async def restore(self, name: str) -> dict[str, Any]:
-        return await self._do("restore", name)
-
-    async def evict(self, name: str) -> dict[str, Any]:
-        answer = await self._do("evict", name)
-        return answer if self.trouble is None else {"error": self.trouble, "message": "it stays"}
-
-
-async def carry_out(registry: Registry) -> None:
-    await registry.offer_all()
-    await registry.move_all()
-
-
-def carried_out(registry: Registry, *wishes: Wish) -> None:
-    registry.wished(wishes, read=registry.next_read())
-    if registry.is_behind:
-        asyncio.run(carry_out(registry))
+from support.registering import Owner, carried_out, carry_out, registry_of, wish
 
 
 def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(models: Path) -> None:

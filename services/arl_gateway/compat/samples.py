@@ -50,7 +50,7 @@ def item_of(kind: str, sample: Sample, *, field: str) -> ScoreItem:
 
 def label_of(given: Any) -> str | None:
     """A label may be any value of a dataset: what is no text is compared as JSON."""
-    return given if given is None or isinstance(given, str) else json.dumps(given)
+    return given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 def text_item(kind: str, text: str | Sequence[int], *, field: str, **more: Any) -> ScoreItem:

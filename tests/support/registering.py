@@ -1,0 +1,70 @@
+"""Registered services without a database: wishes, a registry, and devices that note what they are told."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from arl_gpu.registrations import NO_ENGINES, Wish
+from arl_gpu.registry import Registry
+from arl_gpu.worker_client import WorkerDied
+
+__all__ = ["Owner", "carried_out", "carry_out", "registry_of", "wish"]
+
+
+def wish(name: str, **other: Any) -> Wish:
+    said: dict[str, Any] = {
+        "kind": "similarity",
+        "source": name,
+        "options": {},
+        "pinned": False,
+        "registered_at": 1.0,
+        "drained_at": None,
+        "load_asked": None,
+    }
+    return Wish(name=name, **said | other)
+
+
+def registry_of(models: Path, *owners: Any, engines: Mapping[str, int] = NO_ENGINES) -> Registry:
+    return Registry([], owners, models, learn=lambda number, answer: None, is_idle=lambda name: True, engines=engines)
+
+
+class Owner:
+    """Of a device whose worker dies of what `deadly` names, as `order name`."""
+
+    def __init__(self, *deadly: str) -> None:
+        self._deadly, self.orders = set(deadly), list[str]()
+        self.trouble: str | None = None
+
+    async def _do(self, order: str, name: str) -> dict[str, Any]:
+        self.orders.append(f"{order} {name}")
+        if self.orders[-1] in self._deadly:
+            raise WorkerDied("killed")
+        return {}
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        return await self._do("offer", spec["name"])
+
+    async def forget(self, name: str) -> dict[str, Any]:
+        return await self._do("forget", name)
+
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
+        return await self._do("pin" if on else "unpin", name)
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        return await self._do("restore", name)
+
+    async def evict(self, name: str) -> dict[str, Any]:
+        answer = await self._do("evict", name)
+        return answer if self.trouble is None else {"error": self.trouble, "message": "it stays"}
+
+
+async def carry_out(registry: Registry) -> None:
+    await registry.offer_all()
+    await registry.move_all()
+
+
+def carried_out(registry: Registry, *wishes: Wish) -> None:
+    registry.wished(wishes, read=registry.next_read())
+    if registry.is_behind:
+        asyncio.run(carry_out(registry))

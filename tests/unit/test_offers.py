@@ -1,0 +1,71 @@
+"""What a node makes of what is registered: a bad one is said, and is no matter of the others'."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arl_gpu.registry import Registry
+from support.registering import Owner, carried_out, registry_of, wish
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "config", ["[]", "{", '{"max_position_embeddings": "x"}', '{"max_position_embeddings": 1e999}']
+)
+def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Path, config: str) -> None:
+    for name, content in (("bad", config), ("good", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    registry = registry_of(tmp_path)
+    registry.wished([wish("bad"), wish("long", source="a" * 300), wish("good")], read=registry.next_read())
+    assert registry.is_behind
+    assert registry.health["bad"].startswith("bad_registration")
+    assert "good" not in registry.health
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"source": "nowhere"}, "there is no nowhere/config.json below TANGRAM_MODELS"),
+        ({"source": "../a"}, "there is no ../a/config.json below TANGRAM_MODELS"),
+        ({"kind": "judge", "source": "qwen"}, "TANGRAM_ENGINES of this node names no engine qwen"),
+        ({"kind": "oracle"}, "this node knows no kind oracle"),
+    ],
+)
+def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(
+    models: Path, changed: dict[str, Any], why: str
+) -> None:
+    registry = registry_of(models, Owner())
+    carried_out(registry, wish("a", **changed))
+    assert registry.health["a"].startswith(f"not_here: {why}")
+    assert [each.name for each in registry.refused] == ["a"]
+    carried_out(registry, wish("a", registered_at=2.0))
+    assert (registry.health, registry.refused, registry.offers("a", 2.0)) == ({}, [], True)
+
+
+def test_without_a_directory_of_models_that_is_what_is_said() -> None:
+    registry = Registry([], [Owner()], None, learn=print, is_idle=lambda name: True)
+    carried_out(registry, wish("a"))
+    assert "TANGRAM_MODELS of this node is not set" in registry.health["a"]
+
+
+def test_a_service_stays_as_it_was_read_while_its_files_are_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    config = tmp_path / "a" / "config.json"
+    config.write_text('{"max_position_embeddings": 7}')
+    owner = Owner()
+    registry = registry_of(tmp_path, owner)
+    carried_out(registry, wish("a"))
+    config.write_text('{"max_posi')
+    carried_out(registry, wish("a"))
+    assert ([(each.name, each.max_tokens) for each in registry.offered], owner.orders) == ([("a", 7)], ["offer a"])
+    # Registered anew it is read anew.
+    carried_out(registry, wish("a", registered_at=2.0))
+    assert (registry.offered, owner.orders) == ([], ["offer a", "forget a"])
