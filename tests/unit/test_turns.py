@@ -295,12 +295,12 @@ def test_large_actions_of_a_service_that_is_not_here_leave_the_device_to_one_tha
 
 
 def test_a_large_action_comes_to_begin_however_much_of_another_service_comes() -> None:
-    """It is more than may have begun beside others, so all that began has to be over first."""
-    turns, large = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=1.5), a_job([100] * 12, "large")
+    turns, large = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=1.5), a_job([100] * 6, "large")
     place = Place(resident={"large", "stream"}, fitting=set())
-    turns.add(large, now=1.0)
     for tick in range(100):
-        while sum(not job.has_begun for job in turns) < 5:
+        if tick == 20:
+            turns.add(large, now=tick / 10)
+        while sum(not job.has_begun for job in turns if job is not large) < 4:
             turns.add(a_job([100] * 3, "stream"), now=tick / 10)
         computed(turns, turns.next_batch(place, now=tick / 10))
     assert large.has_begun
