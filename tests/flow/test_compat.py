@@ -273,3 +273,16 @@ async def test_a_rollout_is_verified_and_comes_back_with_its_reward(api: httpx.A
     body = {"responses_create_params": {"input": "?"}, "response": {"output": output}, "expected_answer": TEXTS[1]}
     said = await json_of(api, "/services/minilm/verify", body)
     assert said == {**body, "reward": about(COSINES[0, 1])}
+
+
+async def test_an_agent_that_knows_a_host_alone_has_its_rollout_verified_by_the_service_of_its_dataset(
+    api: httpx.AsyncClient,
+) -> None:
+    output = [{"type": "message", "content": [{"type": "output_text", "text": TEXTS[0]}]}]
+    row = {"responses_create_params": {"input": "?"}, "expected_answer": TEXTS[1], "tangram_service": "minilm"}
+    assert await json_of(api, "/seed_session", row) == {}
+    answer = await api.post("/ng-rollout/7-3-a1/verify", json={**row, "response": {"output": output}})
+    assert answer.json()["reward"] == about(COSINES[0, 1])
+    action = answer.headers["tangram-action"].partition(";")[0]
+    assert (await api.get(f"/v1/actions/{action}")).json()["trajectory"] == "7-3-a1"
+    assert (await api.post("/seed_session", json=row, headers={"authorization": ""})).status_code == 401

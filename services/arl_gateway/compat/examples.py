@@ -81,6 +81,12 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "vllm_score": _SCORE,
     "vllm_rerank": _RERANK,
+    "nemo_gym_seed_session": {
+        "rollout": {
+            "summary": "A row of a dataset",
+            "value": {"responses_create_params": {"input": [{"role": "user", "content": _PROMPT}]}},
+        }
+    },
     "nemo_gym_verify": {
         "rollout": {
             "summary": "A rollout of a dataset with answers",

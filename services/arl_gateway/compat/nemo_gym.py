@@ -1,6 +1,8 @@
-"""NeMo-Gym's `/verify` of a resources server: `nemo_gym/base_resources_server.py` of NVIDIA-NeMo/Gym.
+"""NeMo-Gym's resources server: `nemo_gym/base_resources_server.py` and `server_utils.py` of NVIDIA-NeMo/Gym.
 
-The body is that of the rollout, answered with its `reward` beside what came. Its client has no time-out.
+Its agent asks for a session before each rollout, and for `/verify` after it: that body, answered with its `reward`
+beside what came. It has no time-out, and knows of a host and a port alone, so the dataset says which service is meant;
+with its observability on, the rollout is the beginning of the path.
 """
 
 from typing import Any
@@ -12,7 +14,8 @@ from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
 from arl_gateway.compat.samples import Sample, item_of, label_of, number_of
 from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S
-from arl_gateway.routes import Writer
+from arl_gateway.routes import ANY, BODY, Writer
+from arl_kit.app import documented
 
 __all__ = ["router"]
 
@@ -20,8 +23,16 @@ LABELS = ("expected_answer", "label", "ground_truth", "answer")
 """Fields of datasets that say what is right, in the order in which they are looked for."""
 KINDS = ("classifier", "sequence-classifier")
 """Where none is named; verifiers are."""
+SERVICE = "tangram_service"
+"""The field of a dataset that names it."""
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
+
+
+class SeedSessionRequest(BaseModel):
+    """A row of the dataset."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class VerifyRequest(BaseModel):
@@ -33,10 +44,19 @@ class VerifyRequest(BaseModel):
     response: dict[str, Any]
 
 
+@router.post(
+    "/seed_session", operation_id="nemo_gym_seed_session", response_model=None, responses=documented(*ANY, *BODY)
+)
+async def seed_session(body: SeedSessionRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """NeMo-Gym's begin of a rollout, of which a reward service has nothing to keep."""
+    return answered({}, response)
+
+
 @router.post("/verify", operation_id="nemo_gym_verify", response_model=None, responses=DOCUMENTED)
 async def verify(body: VerifyRequest, caller: Writer, request: Request, response: Response) -> Response:
     """NeMo-Gym's verification of a rollout: the body that came, with its `reward`."""
-    place = await place_of(request, KINDS)
+    named = (body.model_extra or {}).get(SERVICE)
+    place = await place_of(request, KINDS, model=named if isinstance(named, str) else None)
     item = item_of(place.service.kind, _sample(body), field="response")
     (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
     return answered({**body.model_dump(mode="json"), "reward": number_of(entry, 0)}, response)

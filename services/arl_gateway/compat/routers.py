@@ -8,7 +8,8 @@ from arl_gateway.compat import chats, completions, models, nemo_gym, openrlhf, p
 __all__ = ["PREFIXED", "ROUTERS"]
 
 ROUTERS = tuple(each.router for each in (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models))
-PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}")
+PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", "/ng-rollout/{trajectory}")
+"""The last is NeMo-Gym's own."""
 
 
 def _all() -> APIRouter:
