@@ -13,6 +13,7 @@ from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
 __all__ = [
+    "NOT_HERE",
     "RegisterService",
     "RewardService",
     "RewardServiceList",
@@ -21,6 +22,8 @@ __all__ = [
     "ServiceVerb",
 ]
 
+NOT_HERE = "not_here"
+"""How the health begins of what a node has no files for, or nothing that computes it."""
 SPLIT_BY_TORCH = ("sequence-classifier", "reranker", "logprobs")
 """Kinds whose weights several devices may have a part of each."""
 

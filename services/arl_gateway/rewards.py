@@ -19,12 +19,9 @@ from arl_wire.internal import (
     WishAnswer,
 )
 from arl_wire.kinds import VERIFIERS
-from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceOnNode, ServiceVerb
+from arl_wire.services import NOT_HERE, RegisterService, RewardService, RewardServiceList, ServiceOnNode, ServiceVerb
 
 __all__ = ["Rewards"]
-
-NOT_HERE = "not_here"
-"""How the health begins of what a node has no files for, or nothing that computes it."""
 
 
 class Rewards:

@@ -62,12 +62,18 @@ class Job:
     """Items that went into a batch."""
     done: dict[int, Entry] = field(default_factory=dict)
     """By the number of the item."""
+    refused_by: set[int] = field(default_factory=set)
+    """Numbers of the devices that had no room for some of it: none is asked twice."""
     completed_bytes: int = 0
     """Of the completions among them."""
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     """What is asked of an engine for it. Its end is theirs."""
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
     @property
     def has_begun(self) -> bool:

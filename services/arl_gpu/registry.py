@@ -12,13 +12,13 @@ from arl_gpu.groups import groups_of
 from arl_gpu.registrations import NO_ENGINES, BadRegistration, NotHere, Wish, registered
 from arl_gpu.services import ServiceFiles
 from arl_gpu.worker_client import WorkerDied
+from arl_wire.services import NOT_HERE
 
 __all__ = ["Owner", "Registry"]
 
 log = logging.getLogger(__name__)
 
 NOT_SPLIT = "not_split"
-NOT_HERE = "not_here"
 REFUSED = (NOT_SPLIT, NOT_HERE, "bad_registration")
 
 _Step = Callable[[], Awaitable[None]]

@@ -119,7 +119,7 @@ class Scoring:
         if self._tasks:
             await asyncio.wait(self._tasks)
         for job in self._jobs:
-            _stop_timer(job)
+            job.stop_timer()
         await asyncio.gather(*(device.worker.end() for device in self._devices))
         self._groups.close()
 
@@ -295,7 +295,10 @@ class Scoring:
         if service in self._groups.splits:
             return False
         device.refused[service] = now + REFUSED_S
-        others = [other for other in self._devices if service not in other.refusing(now)]
+        for job, _, _ in batch:
+            job.refused_by.add(device.number)
+        asked = set[int]().union(*(job.refused_by for job, _, _ in batch))
+        others = [each for each in self._devices if each.number not in asked and service not in each.refusing(now)]
         if others:
             min(others, key=lambda other: len(other.handed)).handed.append(batch)
         return bool(others)
@@ -304,7 +307,7 @@ class Scoring:
         """Of what nothing is computed, no time passes."""
         for job, _, _ in batch:
             if not job.done:
-                _stop_timer(job)
+                job.stop_timer()
                 job.runs_since = None
 
     async def _answer(self, device: Seat, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
@@ -384,7 +387,7 @@ class Scoring:
         """Once: whoever comes later finds that it is gone."""
         if self._jobs.remove(job.fence) is None:
             return
-        _stop_timer(job)
+        job.stop_timer()
         for task in job.tasks:
             task.cancel()
         if not self._jobs:
@@ -392,8 +395,3 @@ class Scoring:
         now = time.monotonic()
         run_us, cpu_us = int((now - (job.runs_since or now)) * 1e6), int(job.cpu_s * 1e6)
         self._report(Report(fence=job.fence, outcome=outcome, run_us=run_us, cpu_us=cpu_us, **found))
-
-
-def _stop_timer(job: Job) -> None:
-    if job.timer is not None:
-        job.timer.cancel()

@@ -158,6 +158,21 @@ async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails(
     await scoring.stop()
 
 
+async def test_what_no_device_has_room_for_is_not_handed_around() -> None:
+    reports: asyncio.Queue[Report] = asyncio.Queue()
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
+    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring.start()
+    scoring.add(a_job("nowhere"))
+    for worker in workers:
+        _, refused = await worker.next_order()
+        scoring.forget("minilm")  # nobody remembers what was refused, as after a while
+        refused.set_result(NO_ROOM)
+    assert (await asyncio.wait_for(reports.get(), 5)).reason == "no_room"
+    await scoring.stop()
+
+
 class EngineInUse(Judging):
     """On every device, until it is released."""
 
