@@ -1,7 +1,8 @@
 """An action's life as spans, made from the timestamps of its rows. Pure: rows in, spans out.
 
 One trace for each action: `create action` from admission to settling, and below it, for each attempt, `queue wait`,
-`grant` (until the manager's running commit) and `process action` (its monotonic time); then `settle`.
+`grant` (until the manager's running commit) and `process action` (its monotonic time); then `settle`. Below `process
+action` is what its manager kept of it: of a score its wait for a device, its batches, and copies of weights for them.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ __all__ = [
     "Life",
     "Span",
     "SpanKind",
+    "Stage",
     "TraceContext",
     "context_of",
     "root_id",
@@ -57,6 +59,18 @@ class Attempt(NamedTuple):
     """Why it ended without settling the action."""
 
 
+class Stage(NamedTuple):
+    """A part of what a manager did with the attempt that settled an action; in microseconds since it was running."""
+
+    name: str
+    at_us: int
+    us: int
+    restore_us: int | None = None
+    """Of a batch: what it waited for its service's weights, where they were not on the device."""
+    error: str | None = None
+    about: Attributes = ()
+
+
 class Life(NamedTuple):
     """An action with all its attempts."""
 
@@ -71,6 +85,9 @@ class Life(NamedTuple):
     settled_at: datetime | None = None
     run_us: int | None = None
     """Of the attempt that settled it, by the manager's monotonic clock."""
+    node_us: int | None = None
+    """Likewise, with what it waited for a device on its node, where its manager says so."""
+    stages: tuple[Stage, ...] = ()
     earlier: tuple[Attempt, ...] = ()
     """Those that ended without settling it, in order."""
     own: Attempt | None = None
@@ -203,6 +220,26 @@ def _of_attempt(life: Life, attempt: Attempt, root: bytes, since: datetime, erro
             error=error if attempt is life.own else attempt.reason,
             attributes=(("messaging.system", "tangram"), ("messaging.operation.type", "process"), *on_node),
         )
+        if attempt is life.own:
+            yield from _of_stages(life, number, process, begun)
+
+
+def _of_stages(life: Life, number: int, process: bytes, begun: datetime) -> Iterator[Span]:
+    """`process`: the span that they are parts of."""
+    for at, stage in enumerate(life.stages):
+        span, restore, _ = _ids(life.id, number, at + 1)
+        start, end = _later(life, begun, stage.at_us), _later(life, begun, stage.at_us + stage.us)
+        attributes = (*_numbered(number), *stage.about)
+        yield Span(stage.name, span, process, start, end, attempt=number, error=stage.error, own=attributes)
+        if stage.restore_us is not None:
+            restored = min(end, _later(life, begun, stage.at_us + stage.restore_us))
+            yield Span("restore weights", restore, span, start, restored, attempt=number, attributes=_numbered(number))
+
+
+def _later(life: Life, moment: datetime, us: int) -> datetime:
+    """No part of an action is after its end, whatever two clocks say."""
+    later = moment + timedelta(microseconds=us)
+    return min(later, life.settled_at) if life.settled_at is not None else later
 
 
 def _numbered(attempt: int) -> Attributes:
@@ -212,11 +249,13 @@ def _numbered(attempt: int) -> Attributes:
 def _finished_at(life: Life, attempt: Attempt) -> datetime | None:
     """When the work of an attempt was over: its measured run where it settled the action, else its end."""
     begun, ended = attempt.started_at, attempt.ended_at
-    if attempt is not life.own or begun is None or ended is None or life.run_us is None:
+    us = life.run_us if life.node_us is None else life.node_us
+    if attempt is not life.own or begun is None or ended is None or us is None:
         return ended
-    return min(begun + timedelta(microseconds=life.run_us), ended)
+    return min(begun + timedelta(microseconds=us), ended)
 
 
-def _ids(action: UUID, number: int) -> tuple[bytes, bytes, bytes]:
-    digest = blake2b(action.bytes + number.to_bytes(4, "big"), digest_size=24).digest()
+def _ids(action: UUID, number: int, stage: int = 0) -> tuple[bytes, bytes, bytes]:
+    part = stage.to_bytes(4, "big") if stage else b""
+    digest = blake2b(action.bytes + number.to_bytes(4, "big") + part, digest_size=24).digest()
     return digest[:8], digest[8:16], digest[16:]

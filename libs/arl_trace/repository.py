@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from arl_core.states import Outcome, State
 from arl_store.tx import ReadTx, Row
-from arl_trace.life import Attempt, Life
+from arl_trace.life import Attempt, Life, Stage
 
 __all__ = ["life_of", "lives", "settled_lately", "traceparents"]
 
@@ -19,6 +19,12 @@ __all__ = ["life_of", "lives", "settled_lately", "traceparents"]
 LIVES = text("""
     select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
            a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
+           case when a.kind = 'score' and a.state = 'settled'
+                then (select r.timeline::text
+                        from action_results as r
+                       where r.id = a.id
+                         and r.id = any(cast(:ids as uuid[]))
+                         and r.grant_no = a.grant_no) end as timeline,
            case when a.grant_no > 1 or (a.grant_no = 1 and a.run_us is null)
                 then (select json_agg(json_build_object('grant_no', t.grant_no, 'node', m.name,
                                                         'granted_at', t.granted_at, 'started_at', t.started_at,
@@ -69,6 +75,7 @@ def life_of(row: Row) -> Life:
     # By name and not by attribute: an attribute of a row is looked for twice, and this is done for every action.
     earlier = tuple(map(_earlier, json.loads(row["earlier"]))) if row["earlier"] is not None else ()
     outcome = row["outcome"]
+    timeline = json.loads(row["timeline"]) if row["timeline"] is not None else {}
     return Life(
         id=row["id"],
         task=row["task"],
@@ -80,6 +87,8 @@ def life_of(row: Row) -> Life:
         reason=row["reason"],
         settled_at=row["settled_at"],
         run_us=row["run_us"],
+        node_us=timeline.get("us"),
+        stages=tuple(map(_stage, timeline.get("stages", ()))),
         earlier=earlier,
         own=_own(row, earlier),
         traceparent=row["traceparent"],
@@ -93,6 +102,11 @@ def _own(row: Row, earlier: Sequence[Attempt]) -> Attempt | None:
     if granted_at is None or row["state"] == State.QUEUED or (earlier and earlier[-1].grant_no == grant_no):
         return None
     return Attempt(grant_no, row["node"], granted_at, row["started_at"], row["settled_at"])
+
+
+def _stage(said: dict[str, Any]) -> Stage:
+    known = {name: said.pop(name) for name in Stage._fields if name in said}
+    return Stage(**known, about=tuple((f"tangram.{name}", value) for name, value in said.items()))
 
 
 def _earlier(attempt: dict[str, Any]) -> Attempt:

@@ -8,13 +8,32 @@ from pydantic import BaseModel, Field
 
 from arl_core.states import Outcome, State
 
-__all__ = ["ActionTrace", "TraceSpan"]
+__all__ = ["ActionTrace", "SpanName", "TraceSpan"]
+
+SpanName = Literal[
+    "create action",
+    "queue wait",
+    "grant",
+    "process action",
+    "device wait",
+    "wake engine",
+    "batch",
+    "restore weights",
+    "completion",
+    "settle",
+]
 
 
 class TraceSpan(BaseModel):
-    """Something that took its time. All but `create action` hang on that one."""
+    """Something that took its time.
 
-    name: Literal["create action", "queue wait", "grant", "process action", "settle"]
+    Waits, grants, attempts and `settle` hang on `create action`. On the `process action` of a score that settled hangs
+    what its node did: `device wait`, then `batch` after `batch`, with `restore weights` where the service's weights had
+    to come onto the device first; of a judge `wake engine`, and a `completion` for each item. Of more than 64 of these
+    the first are here and the last.
+    """
+
+    name: SpanName
     kind: Literal["internal", "producer", "consumer"]
     span_id: str = Field(description="16 hexadecimal digits, as in an exported span")
     parent_span_id: str | None = Field(

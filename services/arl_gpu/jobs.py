@@ -3,12 +3,14 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from arl_core.fence import Fence
 from arl_gpu.kinds.model import Entry, Item
+from arl_gpu.timeline import Timeline
 from arl_store.tx import Row
 
 __all__ = ["MAX_TOKENS", "Job", "Report", "cost_of", "job_of", "storable", "storable_json"]
@@ -37,6 +39,8 @@ class Report:
     scores: str | None = None
     run_us: int = 0
     cpu_us: int = 0
+    timeline: str | None = None
+    """JSON: `Timeline.written`."""
 
     @property
     def weight(self) -> int:
@@ -52,6 +56,7 @@ class Job:
     timeout_s: float
     items: list[Item]
     costs: list[int]
+    timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic()))
     waits_since: float = 0.0
     """When it came, or last went into a batch, by the monotonic clock."""
     begun: float | None = None

@@ -219,7 +219,9 @@ class Judging:
 
     def _begin_one(self, lane: Lane, request: Request) -> None:
         """Counted until its task has ended, which a cancel may do before its first step."""
-        self._board.runs(job := request.job)
+        if (job := request.job).runs_since is None and job.begun is not None:
+            job.timeline.add("wake engine", job.begun, time.monotonic(), engine=lane.name)
+        self._board.runs(job)
         lane.running += 1
         task = self._in_background(self._ask(lane, request))
         job.tasks.add(task)
@@ -233,7 +235,7 @@ class Judging:
             self._in_background(self._rest(lane))
 
     async def _ask(self, lane: Lane, request: Request) -> None:
-        job = request.job
+        job, begun = request.job, time.monotonic()
         try:
             entry = await self._asked_twice(lane, request)
         except EngineFailed as error:
@@ -250,6 +252,8 @@ class Judging:
             self._board.broke(job, "order_failed", f"{type(error).__name__}: {error}")
             return
         _forget_this(job)
+        code = entry["error"]["code"] if "error" in entry else None
+        job.timeline.add("completion", begun, time.monotonic(), engine=lane.name, item=request.at, error=code)
         self._take(request, entry)
 
     async def _asked_twice(self, lane: Lane, request: Request) -> Entry:

@@ -68,11 +68,11 @@ SETTLE = text(f"""
         select *
           from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
                       cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:cpu_us as bigint[]),
-                      cast(:messages as text[]), cast(:scores as text[]))
-               as r (id, grant_no, outcome, reason, run_us, cpu_us, message, scores)
+                      cast(:messages as text[]), cast(:scores as text[]), cast(:timelines as text[]))
+               as r (id, grant_no, outcome, reason, run_us, cpu_us, message, scores, timeline)
     ), {reported_edge()}, result as (
-        insert into action_results (id, grant_no, cpu_us, message, scores)
-        select id, grant_no, cpu_us, message, scores::json
+        insert into action_results (id, grant_no, cpu_us, message, scores, timeline)
+        select id, grant_no, cpu_us, message, scores::json, timeline::json
           from edge
           join report using (id, grant_no)
          where edge.state = 'settled'
@@ -116,6 +116,7 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
             "cpu_us": [report.cpu_us for report in reports],
             "messages": [storable(report.message) for report in reports],
             "scores": [storable_json(report.scores) for report in reports],
+            "timelines": [report.timeline for report in reports],
             "epoch": epoch,
         },
     )

@@ -126,7 +126,7 @@ class Scoring:
     def add(self, job: Job) -> None:
         self._jobs.add(job, now=time.monotonic())
         self._idle.clear()
-        self._wake()
+        self.look_again()
 
     def cancel(self, fences: Iterable[Fence]) -> None:
         """They end now; what the device still computes of them is for nobody."""
@@ -151,7 +151,7 @@ class Scoring:
                     log.exception("a batch was not scored")
                     self._fail(batch, "forward_failed", f"{type(error).__name__}: {error}")
                 device.serves = None
-                self._wake()
+                self.look_again()
 
     def _next_batch(self, device: Seat) -> Batch:
         while device.handed or (device.parked and not self._is_busy(device, device.parked[0])):
@@ -243,9 +243,6 @@ class Scoring:
 
     def look_again(self) -> None:
         """Whatever came or ended may be work for any device."""
-        self._wake()
-
-    def _wake(self) -> None:
         for device in self._devices:
             device.work.set()
 
@@ -257,8 +254,9 @@ class Scoring:
         """Time that an action waited for its first batch is not its own, nor is what an engine takes to wake."""
         has_engine = self._judging.serving(batch[0].job.service) is not None
         for job, _, _ in batch:
-            if not job.has_begun:
+            if job.begun is None:
                 job.begun = time.monotonic()
+                job.timeline.wait_ended(job.begun)
             if not has_engine:
                 self.runs(job)
 
@@ -269,10 +267,11 @@ class Scoring:
             self._judging.begin(files, batch)
             return
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
-        was_busy = self._is_busy(device, batch)
+        was_busy, begun = self._is_busy(device, batch), time.monotonic()
         answer = await self._answer(device, service, items)
         if answer.get("error") == "no_room" and self._is_put_off(device, batch, was_busy=was_busy):
             return
+        device.computed(batch, begun, answer)
         if "error" not in answer:
             # What a function of one's own takes has nothing to do with an item's cost.
             if answer["tokens"] and answer["model_s"] is not None:
@@ -394,4 +393,5 @@ class Scoring:
             self._idle.set()
         now = time.monotonic()
         run_us, cpu_us = int((now - (job.runs_since or now)) * 1e6), int(job.cpu_s * 1e6)
-        self._report(Report(fence=job.fence, outcome=outcome, run_us=run_us, cpu_us=cpu_us, **found))
+        times: dict[str, Any] = {"run_us": run_us, "cpu_us": cpu_us, "timeline": job.timeline.written(now)}
+        self._report(Report(fence=job.fence, outcome=outcome, **times, **found))

@@ -1,6 +1,7 @@
 """Who computes batches: a device's worker, and what is known of both."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,19 @@ class Seat:
     def there(self) -> set[str]:
         """Or on its way."""
         return {name for name, state in self.states.items() if state in ON_DEVICE}
+
+    def computed(self, batch: Batch, begun: float, answer: Mapping[str, Any]) -> None:
+        """Until now, with that answer: a stage of each of its actions."""
+        ended, restore_s = time.monotonic(), answer.get("restore_s")
+        about = {
+            "service": batch[0].job.service,
+            "device": self.number,
+            "actions": len(batch),
+            "restore_us": int(restore_s * 1e6) if restore_s is not None else None,
+            "error": answer.get("error"),
+        }
+        for job, start, stop in batch:
+            job.timeline.add("batch", begun, ended, items=stop - start, **about)
 
     def services_in(self, state: Residence) -> set[str]:
         return {name for name, each in self.states.items() if each is state}

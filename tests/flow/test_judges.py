@@ -93,6 +93,9 @@ async def test_items_and_chats_are_answered_and_a_key_is_nowhere_but_with_the_en
     assert {name: said["asked"][name] for name in ("n", "top_k", "model")} == {"n": 2, "top_k": 5, "model": "tiny"}
     listed = (await api.get("/v1/actions", params={"task": "mine"})).json()["items"]
     assert [action["outcome"] for action in listed] == ["ok"]
+    spans = (await api.get(f"/v1/actions/{listed[0]['id']}/trace")).json()["spans"]
+    shown = [(span["name"], span["attributes"].get("tangram.engine")) for span in spans[4:-1]]
+    assert shown == [("device wait", None), ("wake engine", "tiny"), ("completion", "tiny")]
     assert engine.settings(1)["api_key"] not in "".join(system.log(name) for name in system.processes)
 
 

@@ -77,6 +77,26 @@ async def test_items_of_many_clients_are_each_answered_once_and_right(api: httpx
     assert float(said["tangram_gpu_restore_seconds_count"]) == 1
 
 
+async def test_a_trace_shows_what_a_score_waited_for_on_its_device(api: httpx.AsyncClient) -> None:
+    async def took(**changed: Any) -> dict[str, dict[str, Any]]:
+        action = await settled(api, scored((TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[2]), **changed))
+        spans = (await api.get(f"/v1/actions/{action['id']}/trace")).json()["spans"]
+        assert [span["begun_at"] for span in spans[1:]] == sorted(span["begun_at"] for span in spans[1:])
+        return {span["name"]: span for span in spans}
+
+    await took()
+    spans = await took()
+    assert "restore weights" not in spans
+    batch, process = spans["batch"], spans["process action"]
+    about = {"tangram.service": "minilm", "tangram.device": "0", "tangram.items": "2", "tangram.actions": "1"}
+    assert about.items() <= batch["attributes"].items()
+    assert {batch["parent_span_id"], spans["device wait"]["parent_span_id"]} == {process["span_id"]}
+    assert spans["device wait"]["ended_at"] <= batch["begun_at"] < batch["ended_at"] <= process["ended_at"]
+    cold = await took(service="quality", items=[{"text": "def f(x): return x"}, {"text": "def g(x): return x"}])
+    assert cold["restore weights"]["parent_span_id"] == cold["batch"]["span_id"]
+    assert 0 < cold["restore weights"]["duration_ms"] <= cold["batch"]["duration_ms"]
+
+
 async def test_many_items_in_one_action_come_back_in_their_order(api: httpx.AsyncClient) -> None:
     pairs = [(text, other) for text in TEXTS[:6] for other in TEXTS]
     action = await settled(api, scored(*pairs))

@@ -95,6 +95,24 @@ class TestSubmit:
         assert [drawn.index(name) for name in named] == sorted(drawn.index(name) for name in named)
         assert [span["name"] for span in json.loads(machine.cli("trace", id, "-o", "json").stdout)["spans"]] == [*named]
 
+    def test_trace_draws_batches_below_the_attempt_that_had_them(self, machine: Machine) -> None:
+        machine.cli("score", "minilm", "a trace", "of a score", "--task", "traced")
+        [action] = json.loads(machine.cli("list", "--task", "traced", "-o", "json").stdout)["items"]
+        id = action["id"]
+        assert machine.cli("list", "--task", "traced").stdout.startswith(f"{id}  traced  score  ok")
+        lines = machine.cli("trace", id).stdout.splitlines()
+        [process] = [line for line in lines if line.lstrip().startswith("process action")]
+        [batch] = [line for line in lines if line.lstrip().startswith("batch")]
+        assert (batch.index("batch") - process.index("process"), "minilm" in batch) == (2, True)
+
+    def test_list_shows_the_newest_first_and_no_more_than_is_asked_for(self, machine: Machine) -> None:
+        submit = ("submit", "--no-wait", "--task", "shown", "--", "true")
+        one, other = (machine.cli(*submit).stdout.split()[0] for _ in range(2))
+        lines = machine.cli("list", "--task", "shown").stdout.splitlines()
+        assert [line.split()[0] for line in lines] == [other, one]
+        assert len(machine.cli("list", "--task", "shown", "--limit", "1").stdout.splitlines()) == 1
+        assert machine.cli("list", "--task", "shown", "--state", "gone", check=False).returncode == EXIT_USAGE
+
     def test_explain_says_what_became_of_it(self, machine: Machine) -> None:
         id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]
         said = machine.cli("explain", id).stdout.splitlines()

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from arl_core.states import Outcome, State
-from arl_trace.life import MADE_HERE, Attempt, Life, context_of, spans_of
+from arl_trace.life import MADE_HERE, Attempt, Life, Stage, context_of, spans_of
 
 ID = UUID("01920000-0000-7000-8000-000000000000")
 BEGIN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -77,6 +77,40 @@ def test_a_life_is_drawn_without_gaps(life: Life, expected: list[tuple[str, floa
 def test_a_run_longer_than_the_rows_say_ends_when_the_action_settled() -> None:
     life = a_life(**OK, own=an_attempt(1, 1, 2, 9), run_us=60_000_000)
     assert drawn(life)[-2:] == [("process action", 2, 9), ("settle", 9, 9)]
+
+
+def a_score(**changed: Any) -> Life:
+    stages = (
+        Stage("device wait", 0, 2_000_000),
+        Stage("batch", 2_000_000, 3_000_000, restore_us=1_000_000, about=(("tangram.device", 0),)),
+        Stage("batch", 5_000_000, 1_000_000, error="no_room"),
+    )
+    known = OK | {"kind": "score", "run_us": 4_000_000, "node_us": 6_000_000, "stages": stages}
+    return a_life(**known | {"own": an_attempt(1, 0, 1, 9)} | changed)
+
+
+def test_what_a_node_did_with_a_score_hangs_on_its_attempt() -> None:
+    assert drawn(a_score())[2:] == [
+        ("process action", 1, 7),
+        ("device wait", 1, 3),
+        ("batch", 3, 6),
+        ("restore weights", 3, 4),
+        ("batch", 6, 7),
+        ("settle", 7, 9),
+    ]
+    *_, process, wait, batch, restore, failed, _ = spans_of(a_score())
+    assert [each.parent_id for each in (wait, batch, restore, failed)] == [
+        *(process.span_id, process.span_id),
+        *(batch.span_id, process.span_id),
+    ]
+    assert (batch.own[-1], failed.error) == (("tangram.device", 0), "no_room")
+
+
+def test_a_batch_ends_no_later_than_its_action() -> None:
+    assert drawn(a_score(settled_at=at(4), own=an_attempt(1, 0, 1, 4)))[4:] == [
+        *(("batch", 3, 4), ("restore weights", 3, 4)),
+        *(("batch", 4, 4), ("settle", 4, 4)),
+    ]
 
 
 def test_every_span_has_an_id_of_its_own_and_always_the_same() -> None:

@@ -1,15 +1,16 @@
-"""`submit`, `output`, `get` and `cancel`: one action from a terminal."""
+"""`submit`, `list`, `output`, `get` and `cancel`: actions from a terminal."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
-from arl_core.states import Outcome
+from arl_core.states import Outcome, State
 from arl_tangram.cli.output import (
     EXIT_FAILED,
     EXIT_NOT_RUNNING,
@@ -25,7 +26,7 @@ from arl_tangram.client import Tangram
 from arl_tangram.connection import resolve
 from arl_tangram.options import ExecOptions
 from arl_tangram.streaming import Output
-from arl_wire.actions import Action
+from arl_wire.actions import Action, ActionPage
 from arl_wire.errors import Conflict, Forbidden, NotFound, TangramError, Unauthenticated, Unavailable, Unprocessable
 from arl_wire.output import OutputRestart, OutputTruncated
 
@@ -37,6 +38,7 @@ PATIENCE_S = 10.0
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(submit)
+    app.command("list")(list_actions)
     app.command()(output)
     app.command()(get)
     app.command()(cancel)
@@ -74,6 +76,24 @@ def submit(
             _follow(tangram, action.id)
             return
     _show(action, output)
+
+
+def list_actions(
+    directory: DirOption,
+    task: Annotated[str | None, typer.Option(help="Of this task only.")] = None,
+    trajectory: Annotated[str | None, typer.Option(help="Of this trajectory only.")] = None,
+    state: Annotated[State | None, typer.Option(help="In this state only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Show actions, newest first, without what they printed."""
+    with connected(directory) as tangram:
+        found = list(islice(tangram.list(task=task, trajectory=trajectory, state=state), limit))
+    if output is Format.JSON:
+        sys.stdout.write(ActionPage(items=found).model_dump_json(indent=1, exclude_none=True) + "\n")
+        return
+    for action in found:
+        stdout.print(_line(action), markup=False, soft_wrap=True)
 
 
 def output(directory: DirOption, id: Annotated[UUID, typer.Argument(help="Id of an action.")]) -> None:
@@ -169,6 +189,13 @@ def _show_text(action: Action) -> None:
         stdout.print(f"{action.id} {action.state}", markup=False)
     else:
         _show_end(action)
+
+
+def _line(action: Action) -> str:
+    ended = action.outcome or (f"{action.state}, to be cancelled" if action.cancel_requested else action.state)
+    detail = f" ({action.reason})" if action.reason else ""
+    took = f"{action.times.act_s:.3f} s" if action.times.act_s is not None else ""
+    return f"{action.id}  {action.task}  {action.kind:5}  {ended}{detail}  {took}".rstrip()
 
 
 def _show_end(action: Action) -> None:

@@ -17,7 +17,18 @@ __all__ = ["register"]
 
 BAR = 40
 """Columns of the longest bar."""
-COLOURS = {"queue wait": "yellow", "grant": "cyan", "process action": "green", "settle": "cyan"}
+COLOURS = {
+    "queue wait": "yellow",
+    "grant": "cyan",
+    "process action": "green",
+    "device wait": "yellow",
+    "wake engine": "magenta",
+    "batch": "bright_green",
+    "restore weights": "magenta",
+    "completion": "bright_green",
+    "settle": "cyan",
+}
+ABOUT = ("tangram.node", "tangram.service", "tangram.engine")
 
 
 def register(app: typer.Typer) -> None:
@@ -42,13 +53,23 @@ def trace(
 def _waterfall(trace: ActionTrace) -> Table:
     title = f"{trace.id} {trace.outcome or trace.state}  trace {trace.trace_id}"
     table = Table("span", "attempt", "begins ms", "takes ms", "", "", title=title, title_justify="left", box=None)
+    depths = _depths(trace)
     whole_ms = max((span.offset_ms + (span.duration_ms or 0.0) for span in trace.spans), default=0.0)
     for span in trace.spans:
         takes = f"{span.duration_ms:.3f}" if span.duration_ms is not None else "…"
         attempt = str(span.attempt) if span.attempt is not None else ""
-        about = " ".join(filter(None, (span.attributes.get("tangram.node"), span.error)))
-        table.add_row(span.name, attempt, f"{span.offset_ms:.3f}", takes, _bar(span, whole_ms), Text(about))
+        about = " ".join(filter(None, (*(span.attributes.get(name) for name in ABOUT), span.error)))
+        name = "  " * depths[span.span_id] + span.name
+        table.add_row(name, attempt, f"{span.offset_ms:.3f}", takes, _bar(span, whole_ms), Text(about))
     return table
+
+
+def _depths(trace: ActionTrace) -> dict[str, int]:
+    """Of each span: how many are above it, but for the first, on which all hang."""
+    depths: dict[str, int] = {}
+    for span in trace.spans:
+        depths[span.span_id] = depths.get(span.parent_span_id or "", -1) + 1
+    return {id: max(0, depth - 1) for id, depth in depths.items()}
 
 
 def _bar(span: TraceSpan, whole_ms: float) -> Text:

@@ -1,0 +1,31 @@
+"""What an action's time on a node was spent on."""
+
+import json
+
+from arl_gpu.timeline import KEPT, Timeline
+
+
+def test_stages_are_written_in_microseconds_since_it_came() -> None:
+    timeline = Timeline(100.0)
+    timeline.wait_ended(101.5)
+    timeline.add("batch", 101.5, 102.0, items=3, error=None)
+    assert json.loads(timeline.written(102.25)) == {
+        "us": 2_250_000,
+        "stages": [
+            {"name": "device wait", "at_us": 0, "us": 1_500_000},
+            {"name": "batch", "at_us": 1_500_000, "us": 500_000, "items": 3},
+        ],
+    }
+
+
+def test_what_ended_before_its_first_batch_waited_for_a_device_all_the_time() -> None:
+    assert json.loads(Timeline(1.0).written(3.0))["stages"] == [{"name": "device wait", "at_us": 0, "us": 2_000_000}]
+
+
+def test_of_many_stages_the_first_are_written_and_the_last() -> None:
+    timeline = Timeline(0.0)
+    for number in range(KEPT + 10):
+        timeline.add("batch", number, number + 1, number=number)
+    written = json.loads(timeline.written(KEPT + 10))
+    assert [stage["number"] for stage in written["stages"]] == [*range(KEPT - 1), KEPT + 9]
+    assert written["left_out"] == 10
