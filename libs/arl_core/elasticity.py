@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 __all__ = ["Amdahl", "DurationTable", "Elasticity", "Inelastic"]
 
+SLOWEST = 1e6
+"""And the inverse of the fastest, relative to another amount: what says more would make times of 0 or without an end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inelastic:
@@ -50,7 +53,7 @@ class DurationTable:
         return cls(tuple(sorted(seconds.items())))
 
     def relative_duration(self, amount: int, *, base: int) -> float:
-        return self._at(amount) / self._at(base)
+        return min(SLOWEST, max(1 / SLOWEST, self._at(amount) / self._at(base)))
 
     def _at(self, amount: int) -> float:
         known = [seconds for entry, seconds in self.seconds if entry <= amount]

@@ -30,7 +30,7 @@ class Table(_Resizable):
     """Measured seconds by number of cores."""
 
     model: Literal["table"]
-    seconds: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+    seconds: dict[str, Annotated[float, Field(ge=1e-4, le=1e7, allow_inf_nan=False)]] = Field(
         min_length=1, max_length=64, examples=[{"1": 8.0, "2": 4.4, "4": 2.9}]
     )
 

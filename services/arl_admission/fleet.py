@@ -22,13 +22,13 @@ from arl_wire.errors import (
 from arl_wire.internal import AdmitItem
 from arl_wire.kinds import VERIFIERS, misfit
 
-__all__ = ["Fleet", "impossible"]
+__all__ = ["Fleet", "enforced_on", "impossible", "lacking", "wanted_of"]
 
 
 @dataclass(slots=True)
 class _Node:
     capacity: dict[str, int]
-    enforced: set[str]
+    enforced: frozenset[str]
     templates: set[str]
 
 
@@ -51,7 +51,7 @@ class Fleet:
         self.nodes = [
             _Node(
                 json.loads(row.capacity),
-                {entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced"},
+                enforced_on(row),
                 {HOST, *(entry["name"] for entry in json.loads(row.templates))},
             )
             for row in rows
@@ -93,11 +93,8 @@ class Fleet:
         wide_enough = [node for node in having if fits(needed, node.capacity)]
         if not wide_enough:
             return impossible(needed, [node.capacity for node in having])
-        wanted = {CAPABILITY_OF[name] for name in action.require}
-        if not any(wanted <= node.enforced for node in wide_enough):
-            message = f"no node that is large enough enforces {', '.join(sorted(action.require))}"
-            detail = f"{message}; `tangram doctor` says what is enforced and why"
-            return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
+        if not any(wanted_of(action) <= node.enforced for node in wide_enough):
+            return lacking(action, "no node that is large enough enforces")
         return None
 
     def _misfit(self, action: SubmitAction) -> TangramError | None:
@@ -119,8 +116,25 @@ class Fleet:
         return DemandImpossible(f"gang: {message}", errors=[FieldError(field="gang", message=message)])
 
     def _suiting(self, action: SubmitAction) -> list[int]:
-        template, wanted = action.environment.template or HOST, {CAPABILITY_OF[name] for name in action.require}
+        template, wanted = action.environment.template or HOST, wanted_of(action)
         return [at for at, node in enumerate(self.nodes) if template in node.templates and wanted <= node.enforced]
+
+
+def enforced_on(row: Row) -> frozenset[str]:
+    """Capabilities of a node, of its row."""
+    return frozenset(entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced")
+
+
+def lacking(action: SubmitAction, why: str) -> RequirementNotEnforced:
+    """`why`: what enforces none of what follows it, or not all."""
+    message = f"{why} {', '.join(sorted(action.require))}"
+    detail = f"{message}; `tangram doctor` says what is enforced and why"
+    return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
+
+
+def wanted_of(action: SubmitAction) -> set[str]:
+    """Capabilities that it requires of its node."""
+    return {CAPABILITY_OF[name] for name in action.require}
 
 
 def _unknown_template(name: str, nodes: Sequence[_Node]) -> TemplateUnknown:

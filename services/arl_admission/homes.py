@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from arl_admission.fleet import impossible
+from arl_admission.fleet import impossible, lacking, wanted_of
 from arl_admission.normalise import demand_of
 from arl_core.ledger import fits
 from arl_core.model import action_part
 from arl_wire.actions import SubmitAction
-from arl_wire.errors import DemandImpossible, FieldError, Unprocessable, ValidationFailed
+from arl_wire.errors import DemandImpossible, FieldError, RequirementNotEnforced, Unprocessable, ValidationFailed
 
 __all__ = ["SIZE", "Home", "unlike"]
 
@@ -23,6 +23,8 @@ class Home:
     size: dict[str, int]
     capacity: dict[str, int]
     """Of the node where it lives."""
+    enforced: frozenset[str]
+    """On that node."""
 
 
 def unlike(action: SubmitAction, home: Home | None) -> Unprocessable | None:
@@ -40,7 +42,7 @@ def unlike(action: SubmitAction, home: Home | None) -> Unprocessable | None:
         if getattr(action.demand, name) > has
     ]
     if not errors:
-        return _beyond_node(action, home)
+        return _beyond_node(action, home) or _not_enforced(action, home)
     detail = "; ".join(f"{error.field} {error.message}" for error in errors)
     return DemandImpossible(f"{detail}; its first action set its size, end the trajectory for another", errors=errors)
 
@@ -51,3 +53,10 @@ def _beyond_node(action: SubmitAction, home: Home) -> DemandImpossible | None:
     if fits(needed, home.capacity):
         return None
     return impossible(needed, [home.capacity], who="the node where its environment lives")
+
+
+def _not_enforced(action: SubmitAction, home: Home) -> RequirementNotEnforced | None:
+    """Likewise."""
+    if wanted_of(action) <= home.enforced:
+        return None
+    return lacking(action, "the node where its environment lives does not enforce")

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
+from arl_admission.fleet import enforced_on
 from arl_admission.homes import SIZE, Home
 from arl_admission.normalise import NewAction
 from arl_store.locks import WISHES
@@ -198,7 +199,7 @@ WISH_CANCEL_OF_TRAJECTORY = text("""
 """)
 
 ENVIRONMENTS_NAMED = text("""
-    select e.queue_id, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids, n.capacity::text as capacity
+    select e.queue_id, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids, n.capacity::text, n.enforced::text
       from environments as e
       join nodes as n on n.id = e.node_id
       join unnest(cast(:queue_ids as int[]), cast(:trajectories as text[])) as asked (queue_id, trajectory)
@@ -351,7 +352,7 @@ async def environments_named(tx: ReadTx, names: Sequence[tuple[int, str]]) -> di
     )
     return {
         (row.queue_id, row.trajectory): Home(
-            row.template, {name: getattr(row, name) for name in SIZE}, json.loads(row.capacity)
+            row.template, {name: getattr(row, name) for name in SIZE}, json.loads(row.capacity), enforced_on(row)
         )
         for row in rows
     }

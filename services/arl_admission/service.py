@@ -1,6 +1,7 @@
 """The rules of admission: what is accepted, what is refused and why, what a key stands for."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from uuid import UUID
 from arl_admission import repository
 from arl_admission.backlog import Backlog
 from arl_admission.fleet import Fleet
-from arl_admission.homes import Home, unlike
+from arl_admission.known_homes import KnownHomes
 from arl_admission.metrics import AdmissionMetrics
 from arl_admission.normalise import NewAction, normalise
 from arl_admission.registry import Services
@@ -20,13 +21,13 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
-from arl_store.tx import ReadTx, Row, Store, WriteTx
-from arl_wire.actions import SubmitAction
+from arl_store.tx import ReadTx, Row, Store, WriteTx, is_temporary
 from arl_wire.batches import MAX_GANG
 from arl_wire.errors import (
     FieldError,
     GangRefused,
     IdempotencyKeyReused,
+    Internal,
     QueueFull,
     ServiceUnknown,
     TangramError,
@@ -53,11 +54,11 @@ __all__ = ["Admission"]
 CAPACITY_REFRESH_S = 5.0
 UNKNOWN_REFRESH_S = 0.5
 """When somebody names a template that nobody had."""
-HOMES_REFRESH_S = 5.0
-HOMES_REMEMBERED = 10_000
 QUEUE_FULL_RETRY_S = 1
 WAITING = 20_000
 """Actions that may wait for their insert; beyond that the answer is 503 at once."""
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -67,8 +68,7 @@ class Admission:
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = Fleet()
-        self._homes: dict[tuple[int, str], tuple[float, Home]] = {}
-        """When a trajectory's environment was read, and what it was."""
+        self._homes = KnownHomes()
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
@@ -199,6 +199,18 @@ class Admission:
             return await self._bound_keys(tx, items)
 
     async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
+        """One that can't be written must not keep the others: then each goes alone."""
+        try:
+            return await self._insert_together(items)
+        except Exception as error:
+            if isinstance(error, TangramError) or is_temporary(error):
+                raise
+            if len(items) > 1:
+                return [(await self._insert([item]))[0] for item in items]
+            log.exception("an action was not inserted")
+            return [Internal("the action could not be stored; please report this")]
+
+    async def _insert_together(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
         async with self._inserting:
@@ -208,7 +220,10 @@ class Admission:
     async def _insert_fitting(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         async with self._store.statement() as tx:
             # What is refused here binds no key, so that the same request may succeed later.
-            refused = await self._unlike_home(tx, items) | await self._over_limit(tx, items)
+            refused = await self._homes.refusals(tx, items, self._queue_of)
+            known = await self._bound_keys(tx, [items[at] for at in refused])
+            refused = {at: error for at, error in refused.items() if _key_of(items[at]) not in known}
+            refused |= await self._over_limit(tx, items)
             refused |= self.services.removed([item.action for item in items])
             fitting = [at for at in range(len(items)) if at not in refused]
             new = self._first_of_each_key(items, fitting)
@@ -309,31 +324,6 @@ class Admission:
             if room[queue] < 0:
                 over[at] = _queue_full(item.action.task, self._backlog.limit(queue))
         return over
-
-    async def _unlike_home(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
-        """An environment keeps the size and template of its first use; who asks for another learns that now."""
-        names = {
-            at: (self._queue_of(item), item.action.trajectory)
-            for at, item in enumerate(items)
-            if item.action.environment.scope == "trajectory"
-            and item.action.trajectory is not None
-            and item.action.kind not in ("environment.files", "environment.transfer")  # it needs no room of its own
-        }
-        now = time.monotonic()
-        unsure = {name for at, name in names.items() if not self._fits_as_seen(items[at].action, name, now)}
-        if not unsure:
-            return {}
-        homes = await repository.environments_named(tx, sorted(unsure))
-        if len(self._homes) > HOMES_REMEMBERED:
-            self._homes.clear()
-        self._homes |= {name: (now, home) for name, home in homes.items()}
-        refusals = {at: unlike(items[at].action, homes.get(name)) for at, name in names.items()}
-        return {at: error for at, error in refusals.items() if error is not None}
-
-    def _fits_as_seen(self, action: SubmitAction, name: tuple[int, str], now: float) -> bool:
-        """Nothing is refused by memory: an environment of that name may be another by now."""
-        seen_at, home = self._homes.get(name, (float("-inf"), None))
-        return now - seen_at < HOMES_REFRESH_S and home is not None and unlike(action, home) is None
 
 
 def _key_of(item: AdmitItem) -> tuple[int, str | None]:

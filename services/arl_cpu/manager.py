@@ -216,7 +216,8 @@ class Manager:
 
     def _recorded(self, rows: Sequence[Row]) -> Sequence[Row]:
         for row in rows:
-            self._holdings.recorded(row.environment_id)
+            if row.environment_live:
+                self._holdings.recorded(row.environment_id)
         return rows
 
     async def _lose(self, status: EnvironmentStatus) -> None:

@@ -115,6 +115,7 @@ START = text(f"""
           from started
           join action_specs as s using (id)
          where started.environment_id is not null
+           and coalesce((s.environment ->> 'id')::uuid = started.environment_id, true)
             on conflict do nothing
      returning id
     )

@@ -20,13 +20,15 @@ def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
         return Report(fence=fence, outcome="cancelled")
     environment = json.loads(row.environment)
     named = environment.get("id")
-    if not row.environment_live or (named is not None and UUID(named) != row.environment_id):
+    is_another = named is not None and UUID(named) != row.environment_id
+    if is_another or not row.environment_live:
         return Report(
             fence=fence,
             outcome="infra_error",
             reason="environment_lost",
             message="the trajectory's environment is gone; end the trajectory to begin anew",
-            environment_lost=True,
+            # One that was named before it ended says nothing of what has its name now.
+            environment_lost=not is_another,
         )
     if row.kind == "environment.create" and not row.may_make:
         return Report(fence=fence, outcome="user_error", reason="environment_exists", message="it is there already")

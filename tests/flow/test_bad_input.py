@@ -65,6 +65,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"demand": []}, "demand"),
     ({"timeout_s": -1}, "timeout_s"),
     ({"timeout_s": 1e308}, "timeout_s"),
+    ({"timeout_s": 1e-46}, "timeout_s"),
     ({"deadline_s": 0}, "deadline_s"),
     ({"step": 2**31}, "step"),
     ({"step": 10**400}, "step"),
@@ -98,6 +99,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"elasticity": {"model": "\ud800"}}, "elasticity"),
     ({"elasticity": {"model": "amdahl", "parallel_fraction": 1.5}}, "elasticity.amdahl.parallel_fraction"),
     ({"elasticity": {"model": "table", "seconds": {"many": 1}}}, "elasticity.table"),
+    ({"elasticity": {"model": "table", "seconds": {"1": 1e300}}}, "elasticity.table.seconds.1"),
+    ({"elasticity": {"model": "table", "seconds": {"1": 1e-300}}}, "elasticity.table.seconds.1"),
     ({"require": ["gpu"]}, "require.0"),
     ({"\ud800": 1}, "body"),
 ]

@@ -78,6 +78,14 @@ class TestAdmit:
         inserts = await rows.value("select count(distinct xmin::text) from actions where id = any($1)", ids)
         assert inserts <= 3
 
+    async def test_one_that_can_not_be_stored_keeps_none_of_the_others(self, admission: Admission, rows: Rows) -> None:
+        items = [an_item(rows) for _ in range(3)]
+        items[1].action = items[1].action.model_copy(update={"timeout_s": 1e-46})
+        answers = (await admission.admit(items)).items
+        assert [answer.problem.code if answer.problem else None for answer in answers] == [None, "internal", None]
+        there = {answer.id for answer in answers} - {None}
+        assert await rows.value("select count(*) from actions where id = any($1)", list(there)) == 2
+
     async def test_a_deadline_is_absolute_from_the_insert(self, admission: Admission, rows: Rows) -> None:
         (id,) = await admitted(admission, an_item(rows, deadline_s=12.5))
         row = await rows.of(id)
@@ -230,6 +238,26 @@ class TestRefusals:
                 assert (answer.problem.code, answer.problem.errors[0].field) == ("demand_impossible", field)
                 await admitted(admission, an_item(rows, trajectory="y", demand=demand))
             await admitted(admission, an_item(rows, trajectory="x", environment={"scope": "trajectory"}))
+
+    async def test_what_the_node_of_a_living_environment_does_not_enforce_is_refused(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node("strict", enforced=("memory",))
+            await rows.environment("x", await rows.node("plain"), memory_mib=512, disk_mib=128, pids=256)
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            wanted: dict[str, Any] = {"environment": {"scope": "trajectory"}, "require": ["memory"]}
+            (answer,) = (await admission.admit([an_item(rows, trajectory="x", **wanted)])).items
+            assert answer.problem is not None
+            assert (answer.problem.code, answer.problem.errors[0].field) == ("requirement_not_enforced", "require")
+            await admitted(admission, an_item(rows, trajectory="y", **wanted))
+
+    async def test_a_key_stands_for_its_action_whatever_its_environment_became_since(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            admission, node = Admission(store, RecordingPeers(), SETTINGS), await rows.node()
+            wanted: dict[str, Any] = {"trajectory": "x", "environment": {"scope": "trajectory"}, "key": "first"}
+            item = an_item(rows, **wanted, demand={"memory_mib": 1024})
+            (id,) = await admitted(admission, item)
+            await rows.environment("x", node, memory_mib=512, disk_mib=1024, pids=1024)
+            assert await admitted(admission, item) == [id]
 
     async def test_more_than_the_living_environment_has_is_refused_and_its_key_stays_free(self, database: str) -> None:
         """A key that stood for an action nobody inserted would answer with its id for a day."""

@@ -95,6 +95,7 @@ class Rows:
         shape: str = "divisible",
         template: str | None = None,
         snapshot: UUID | None = None,
+        names: UUID | None = None,
         argv: tuple[str, ...] = ("true",),
         priority: int = 0,
         timeout_s: float = 300.0,
@@ -106,6 +107,7 @@ class Rows:
         row = a_row(**{"project_id": self.project, "queue_id": self.queue} | columns)
         environment = {"scope": scope, "template": template, "idle_ttl_s": 3600, "pids": 64} | dict(demand)
         environment |= {"snapshot": str(snapshot)} if snapshot is not None else {}
+        environment |= {"id": str(names)} if names is not None else {}
         command = {"argv": argv, "source": None, "stdin": "", "env": {}, "cwd": None, "files": {}, "fetch": []}
         async with self.pool.acquire() as connection, connection.transaction():
             await _insert(connection, "actions", row)

@@ -28,6 +28,12 @@ def test_a_table_holds_between_its_entries() -> None:
     assert table.relative_duration(500, base=1000) == 1.0
 
 
+def test_no_table_says_that_something_takes_no_time_or_for_ever() -> None:
+    table = DurationTable.of({1000: 1e300, 2000: 1e-300})
+    assert table.relative_duration(2000, base=1000) == 1e-6
+    assert table.relative_duration(1000, base=2000) == 1e6
+
+
 @pytest.mark.parametrize("entries", [(), ((2, 1.0), (1, 2.0)), ((1, 1.0), (1, 2.0)), ((1, 0.0),), ((0, 1.0),)])
 def test_a_table_that_is_none_is_refused(entries: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ValueError, match=r"table|durations"):
