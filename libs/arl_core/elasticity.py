@@ -10,7 +10,7 @@ from dataclasses import dataclass
 __all__ = ["Amdahl", "DurationTable", "Elasticity", "Inelastic"]
 
 SLOWEST = 1e6
-"""And the inverse of the fastest, relative to another amount: what says more would make times of 0 or without an end."""
+"""And the inverse of the fastest, relative to another amount: beyond them times would be 0, or without an end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Verdict:
     """`requeue` as a failure or not, or else settle as `infra_error` with this reason."""
 
     fence: Fence
+    state: State
+    """In which it is so."""
     requeue: bool
     failed: bool
     reason: str
@@ -69,12 +71,12 @@ def _verdict(row: HeldRow, lease: NodeLease | None, ttl_s: float) -> Verdict | N
     reason = "node_drained" if drained and not replaced and not lapsed else "node_lost"
     if row.state is State.GRANTED:
         if environment_gone and not environment_live and row.environment_made:
-            return Verdict(row.fence, requeue=False, failed=False, reason="environment_lost")
-        return Verdict(row.fence, requeue=True, failed=False, reason=reason) if over else None
+            return Verdict(row.fence, row.state, requeue=False, failed=False, reason="environment_lost")
+        return Verdict(row.fence, row.state, requeue=True, failed=False, reason=reason) if over else None
     if row.environment is not None:
         if not environment_gone:
             return None
-        return Verdict(row.fence, requeue=False, failed=True, reason="environment_lost")
+        return Verdict(row.fence, row.state, requeue=False, failed=True, reason="environment_lost")
     if not over:
         return None
-    return Verdict(row.fence, requeue=row.failures < row.retries, failed=True, reason=reason)
+    return Verdict(row.fence, row.state, requeue=row.failures < row.retries, failed=True, reason=reason)

@@ -15,6 +15,8 @@ from arl_wire.errors import Problem, Unavailable, error_from
 __all__ = ["Peers"]
 
 STREAMS, STREAM_CONNECT_S, STREAM_CHUNK = 256, 10.0, 256 << 10
+HINT_S = 5.0
+"""Then the receiver's poll was sooner."""
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +24,11 @@ log = logging.getLogger(__name__)
 class Peers:
     """One client per process. `call` raises the error that the peer answered with; `hint` never raises."""
 
-    def __init__(self, token: str, *, timeout_s: float = 15.0, connections: int = 16) -> None:
+    def __init__(self, token: str, *, timeout_s: float = 15.0, connections: int = 64, per_peer: int = 16) -> None:
+        """`per_peer`: calls to one that does not answer keep none from being made to others."""
         self._token = token
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
-        self._connections = connections
+        self._connections, self._per_peer = connections, per_peer
         self._session: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
         """Connections of their own: one that lasts keeps no call from being made."""
@@ -35,7 +38,9 @@ class Peers:
         self._session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             timeout=self._timeout,
-            connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(
+                limit=self._connections, limit_per_host=self._per_peer, keepalive_timeout=30
+            ),
         )
         self._streams = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}"},
@@ -101,7 +106,8 @@ class Peers:
 
     async def _hint(self, url: str, body: BaseModel) -> None:
         try:
-            await self.call(url, body)
+            async with asyncio.timeout(HINT_S):
+                await self.call(url, body)
         except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
             log.debug("hint to %s lost: %s", url, error)
 

@@ -342,7 +342,8 @@ async def wish_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -> i
 async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory: str) -> int:
     """Ask that its environment ends and its unsettled actions are cancelled; how many rows that reached."""
     named = {"project_id": project_id, "task": task, "trajectory": trajectory}
-    return await tx.execute(WISH_END_OF_TRAJECTORY, named) + await tx.execute(WISH_CANCEL_OF_TRAJECTORY, named)
+    # Actions first, as where they settle, or the two could wait for each other.
+    return await tx.execute(WISH_CANCEL_OF_TRAJECTORY, named) + await tx.execute(WISH_END_OF_TRAJECTORY, named)
 
 
 async def environments_named(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Home]:

@@ -115,7 +115,8 @@ class LauncherClient:
 
 
 async def _connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Tries again while more are waiting for the launcher than it has room for, which asyncio takes for connected."""
+    """Tries again while it is only starting, and while more wait for it than it has room for, which asyncio takes for
+    connected."""
     tries_until = time.monotonic() + _CONNECTS_WITHIN_S
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connecting.setblocking(False)
@@ -124,9 +125,9 @@ async def _connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWr
             try:
                 connecting.connect(str(path))
                 break
-            except BlockingIOError:
+            except (BlockingIOError, FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > tries_until:
-                    raise ConnectionError("the launcher takes no connection") from None
+                    raise ConnectionError(f"the launcher takes no connection: {error.strerror}") from None
                 await asyncio.sleep(_TRY_AGAIN_S)
         return await asyncio.open_unix_connection(sock=connecting, limit=_CHUNK)
     except BaseException:

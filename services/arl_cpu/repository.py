@@ -12,6 +12,7 @@ from sqlalchemy import text
 from arl_core.fence import Fence
 from arl_cpu.executor import Report
 from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
+from arl_store.storable import storable
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
@@ -312,7 +313,7 @@ def _results(reports: Sequence[Report]) -> dict[str, Any]:
         "cpu_us": [report.cpu_us for report in reports],
         "peaks_kib": [report.peak_memory_kib for report in reports],
         "left_behind": [report.left_behind for report in reports],
-        "messages": [report.message for report in reports],
+        "messages": [storable(report.message) for report in reports],
         "enforcements": [json.dumps(dict(report.enforcement)) for report in reports],
     }
 

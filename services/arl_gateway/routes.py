@@ -11,7 +11,7 @@ from arl_core.states import State
 from arl_gateway.auth import Caller
 from arl_gateway.batch import SubmitBatch
 from arl_gateway.environments import Environments
-from arl_gateway.keys import KeyAdmin
+from arl_gateway.keys import ROOT_PROJECT, KeyAdmin
 from arl_gateway.queues import QueueAdmin
 from arl_gateway.service import Actions, Trace, is_known
 from arl_gateway.views import version_of
@@ -313,7 +313,12 @@ async def change_queue(task: Name, body: ChangeQueue, caller: AdminWriter, queue
     return await queues.change(task, body, caller)
 
 
-@admin.get("/audit", operation_id="audit", responses=documented(*ANY))
+@admin.get("/audit", operation_id="audit", responses=documented(*ANY, Forbidden))
 async def audit(caller: Admin, actions: Service) -> Audit:
-    """All rows in one snapshot: counts, what is held, and whatever contradicts an invariant."""
+    """All rows of all projects in one snapshot: counts, what is held, and whatever contradicts an invariant.
+
+    With a key of the project `default`.
+    """
+    if caller.project != ROOT_PROJECT:
+        raise Forbidden(f"rows of all projects are audited with a key of the project `{ROOT_PROJECT}`")
     return await actions.audit()

@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from arl_core.fence import Fence
 from arl_gpu.kinds.model import Entry, Item
 from arl_gpu.timeline import Timeline
 from arl_store.tx import Row
 
-__all__ = ["MAX_TOKENS", "Job", "Report", "cost_of", "job_of", "storable", "storable_json"]
+__all__ = ["MAX_TOKENS", "Job", "Report", "cost_of", "job_of"]
 
 CHARACTERS_PER_TOKEN = 4
 """Of ASCII."""
@@ -23,9 +22,6 @@ MAX_TOKENS = 256
 """Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
 SAID_OF_A_TOKEN = 16
 """Log-probabilities of other tokens, each of which an answer has, that count as one token to compute."""
-
-UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-"""No text in Postgres has one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,28 +117,3 @@ def cost_of(text: str, most: int = MAX_TOKENS) -> int:
     read = text[: most * CHARACTERS_PER_TOKEN]
     ascii_characters = len(read) if read.isascii() else len(read.encode("ascii", "ignore"))
     return min(most, SPECIAL + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)
-
-
-def storable(text: str | None) -> str | None:
-    """With U+FFFD where Postgres would refuse a character, and with it the whole statement for ever."""
-    return None if text is None else UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def storable_json(document: str | None) -> str | None:
-    """As `storable`, of every text in a document that `json.dumps` wrote."""
-    # Escaped, each of these begins so. Most documents have none, and are not read again.
-    if document is None or ("\\u0000" not in document and "\\ud" not in document):
-        return document
-    return json.dumps(_storable_value(json.loads(document)))
-
-
-def _storable_value(value: Any) -> Any:
-    match value:
-        case str():
-            return storable(value)
-        case list():
-            return [_storable_value(each) for each in value]
-        case dict():
-            return {storable(name): _storable_value(each) for name, each in value.items()}
-        case _:
-            return value

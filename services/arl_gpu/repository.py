@@ -8,9 +8,10 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import Report, storable, storable_json
+from arl_gpu.jobs import Report
 from arl_gpu.registrations import Wish
 from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
+from arl_store.storable import storable, storable_json
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]

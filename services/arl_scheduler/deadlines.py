@@ -1,7 +1,7 @@
 """When queued actions are late, or too late to end in time."""
 
-from collections.abc import Callable
-from heapq import heappop, heappush
+from collections.abc import Callable, Container, Iterable
+from heapq import heapify, heappop, heappush
 from uuid import UUID
 
 from arl_core.model import ActionClass, Waiting
@@ -11,6 +11,9 @@ __all__ = ["UNREACHABLE", "Deadlines"]
 UNREACHABLE = "deadline_unreachable"
 """Why an action is not started although its deadline has not passed: started now it would usually miss it."""
 
+KEPT = 1000
+"""Entries of what waits no more that are not worth a look."""
+
 
 class Deadlines:
     """Earliest first. `usual_s` is what an action of a class usually takes at its widest, 0 where nobody knows."""
@@ -19,9 +22,24 @@ class Deadlines:
         self._usual_s = usual_s
         self._heap: list[tuple[float, UUID]] = []
 
+    def __len__(self) -> int:
+        """With what waits no more, and is not forgotten yet."""
+        return len(self._heap)
+
     def add(self, action: Waiting) -> None:
         if action.deadline is not None:
             heappush(self._heap, (self._latest_start(action, action.deadline), action.id))
+
+    def look_again(self, ids: Iterable[UUID], at: float) -> None:
+        """At these, which were due and are not settled: another clock said otherwise."""
+        for id in ids:
+            heappush(self._heap, (at, id))
+
+    def keep(self, ids: Container[UUID], count: int) -> None:
+        """Forget what waits no more, once that is most of what is here. `ids`: the `count` actions that wait."""
+        if len(self._heap) > KEPT + 2 * count:
+            self._heap = [entry for entry in self._heap if entry[1] in ids]
+            heapify(self._heap)
 
     def due(self, now: float, find: Callable[[UUID], Waiting | None]) -> dict[UUID, str | None]:
         """Those that wait and can't end in time any more, once; why, unless their deadline has passed."""

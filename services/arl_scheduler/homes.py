@@ -76,10 +76,18 @@ class Homes(dict[Name, Home]):
         super().__init__()
         self._tombstones: set[Name] = set()
         """Those that are gone and whose names are taken still."""
+        self._awaited: set[Name] = set()
+        """Those of them that actions wait for: they may be few of many."""
 
-    def bury(self, name: Name, *, stays: bool) -> None:
+    def bury(self, home: Home, *, stays: bool) -> None:
         """Whether it `stays` as a tombstone."""
-        (self._tombstones.add if stays else self._tombstones.discard)(name)
+        (self._tombstones.add if stays else self._tombstones.discard)(home.name)
+        self.line_changed(home)
+
+    def line_changed(self, home: Home) -> None:
+        """Others wait for it than before, or nobody."""
+        is_awaited = bool(home.line) and home.name in self._tombstones
+        (self._awaited.add if is_awaited else self._awaited.discard)(home.name)
 
     def environment(self, name: Name | None) -> UUID | None:
         home = self.get(name) if name is not None else None
@@ -109,9 +117,7 @@ class Homes(dict[Name, Home]):
 
     def stranded(self) -> list[UUID]:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""
-        waited_for = sorted(
-            (home for name in self._tombstones if (home := self[name]).line), key=lambda home: home.name
-        )
+        waited_for = [self[name] for name in sorted(self._awaited)]
         return [action_id for home in waited_for if home.busy is None for action_id in home.line]
 
 

@@ -45,7 +45,7 @@ class Index:
         self._home_of: dict[UUID, Name] = {}
         self._homes = Homes()
         self._classes: dict[int, ActionClass] = {}
-        self._deadlines = Deadlines(usual_s)
+        self.deadlines = Deadlines(usual_s)
         self._accounts = Accounts()
         self.curves = curves or Curves()
         self.holds = Holds(self._policy, self._ledger, self.curves)
@@ -209,10 +209,11 @@ class Index:
 
     def overdue(self, now: float) -> dict[UUID, str | None]:
         """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""
-        return self._deadlines.due(now, self._queued.get)
+        self.deadlines.keep(self._queued, len(self._queued))
+        return self.deadlines.due(now, self._queued.get)
 
     def next_deadline(self) -> float | None:
-        return self._deadlines.next_at()
+        return self.deadlines.next_at()
 
     def _queue(self, id: UUID, row: QueuedAction) -> None:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
@@ -237,7 +238,7 @@ class Index:
         self._queued[id] = action
         self._waiting.know(action)
         self._accounts.shares.begin(action.task)
-        self._deadlines.add(action)
+        self.deadlines.add(action)
         if name is None or home is None:
             self._offer(action)
             return
@@ -269,6 +270,7 @@ class Index:
             self._ledger.release(home.id)
             self._homes.pop(home.name, None)
             home.node = None
+        self._homes.line_changed(home)
         self._living.count(home)
 
     def _offer(self, action: Waiting) -> None:
@@ -375,7 +377,7 @@ class Index:
             home.id = row.id
         home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
         home.began = min(home.began, row.created)
-        self._homes.bury(name, stays=row.gone and not row.deleted)
+        self._homes.bury(home, stays=row.gone and not row.deleted)
         if row.gone:
             self._ledger.release(home.id)
             if self._lent[name]:

@@ -46,9 +46,12 @@ class TermLost(Exception):
 
 
 # One statement is one snapshot, so the mark it returns covers exactly the rows it did not see. A row whose
-# transaction was open then has admitted_xid >= mark and is read by a later poll.
+# transaction was open then has admitted_xid >= mark and is read by a later poll. What is gone and has no name any more
+# is no row's environment, nor read by a leader that begins.
 _QUEUED = """
-    select a.id, a.queue_id, a.kind, a.trajectory, a.environment_id, a.grant_no,
+    select a.id, a.queue_id, a.kind, a.trajectory, a.grant_no,
+           (select id from environments where id = a.environment_id
+               and (delete_requested_at is null or coalesce(ended_at, lost_at) is null)) as environment_id,
            extract(epoch from a.created_at)::float8 as submitted,
            extract(epoch from a.deadline_at)::float8 as deadline,
            s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority, s.gang
@@ -224,9 +227,9 @@ RECLAIM = text("""
         select d.*
           from actions as a
           join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:requeues as boolean[]),
-                      cast(:faileds as boolean[]), cast(:reasons as text[]))
-               as d (id, grant_no, requeue, failed, reason) using (id, grant_no)
-         where a.state in ('granted', 'running')
+                      cast(:states as text[]), cast(:faileds as boolean[]), cast(:reasons as text[]))
+               as d (id, grant_no, requeue, state, failed, reason) using (id, grant_no)
+         where a.state = d.state -- what began meanwhile is judged by the next poll
          order by a.id
            for no key update of a
     )
@@ -369,6 +372,7 @@ async def reclaim(tx: WriteTx, verdicts: Sequence[Verdict]) -> frozenset[Fence]:
             "ids": [verdict.fence.action_id for verdict in verdicts],
             "grant_nos": [verdict.fence.grant_no for verdict in verdicts],
             "requeues": [verdict.requeue for verdict in verdicts],
+            "states": [verdict.state.value for verdict in verdicts],
             "faileds": [verdict.failed for verdict in verdicts],
             "reasons": [verdict.reason for verdict in verdicts],
         },

@@ -44,6 +44,8 @@ from arl_store.wake import Notifier
 __all__ = ["Rounds"]
 
 STANDBY_S = 2.0
+LATE_AGAIN_S = 1.0
+"""Before what is late by our clock, and was not by that of Postgres, is looked at again."""
 AFTER_ERROR_S = 0.5
 PARTITIONS_EVERY_S = 6 * 3600
 PARTITIONS_AHEAD = 7
@@ -257,8 +259,9 @@ class Rounds:
         await self._settle(index, dict.fromkeys(stranded, (Outcome.INFRA_ERROR, "environment_lost")))
         # What did not settle now was no longer queued: a hint that came late.
         index.refused(stranded)
-        overdue = index.overdue(self._clock.now())
-        await self._settle(index, {id: (Outcome.DEADLINE_IN_QUEUE, reason) for id, reason in overdue.items()})
+        overdue = index.overdue(now := self._clock.now())
+        settled = await self._settle(index, {id: (Outcome.DEADLINE_IN_QUEUE, why) for id, why in overdue.items()})
+        index.deadlines.look_again(overdue.keys() - settled, now + LATE_AGAIN_S)
 
     async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
         if not due:

@@ -120,6 +120,7 @@ class TestWhoMay:
         await ensure_api_key(system.owner_url, "strangers", stranger)
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
             assert (await other.patch("/v1/admin/nodes/first", json={"cordoned": True})).status_code == 403
+            assert (await other.get("/v1/admin/audit")).status_code == 403
 
     async def test_a_node_that_is_not_there_is_unknown(self, api: httpx.AsyncClient) -> None:
         assert (await api.patch("/v1/admin/nodes/third", json={"cordoned": True})).status_code == 404

@@ -44,3 +44,18 @@ class TestDeadlines:
         usual_s[0] = 1.0
         assert index.overdue(NOW + 2) == {}
         assert index.next_deadline() == NOW + 6
+
+    def test_one_that_postgres_does_not_find_late_is_looked_at_again(self) -> None:
+        index = an_index(a_queued_row(1, deadline=NOW))
+        assert index.overdue(NOW + 5) == {numbered(1): None}
+        index.deadlines.look_again([numbered(1)], NOW + 6)
+        assert (index.overdue(NOW + 5), index.next_deadline()) == ({}, NOW + 6)
+        assert index.overdue(NOW + 6) == {numbered(1): None}
+
+    def test_what_waits_no_more_is_not_remembered_until_its_deadline(self) -> None:
+        index = an_index(
+            a_queued_row(0, deadline=NOW + 1), *(a_queued_row(n, deadline=NOW + 9) for n in range(1, 1200))
+        )
+        index.refused([numbered(n) for n in range(1, 1200)])
+        assert (index.overdue(NOW), len(index.deadlines)) == ({}, 1)
+        assert index.overdue(NOW + 1) == {numbered(0): None}

@@ -377,7 +377,6 @@ class TestEnvironments:
         assert await rows.state(action) == ("settled", "infra_error", "environment_lost")
         assert cpu.executor.started == []
 
-
     async def test_one_that_has_the_name_of_an_earlier_one_is_not_lost_with_that(self, cpu: Cpu, rows: Rows) -> None:
         environment = await self.idle(cpu)
         late: dict[str, Any] = {"scope": "trajectory", "names": uuid4()}

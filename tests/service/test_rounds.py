@@ -10,6 +10,8 @@ import pytest_asyncio
 
 from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
+from arl_core.reclaim import Verdict
+from arl_core.states import State
 from arl_scheduler import repository
 from arl_scheduler.rounds import Rounds
 from arl_wire.internal import GrantBatch
@@ -161,6 +163,23 @@ class TestQueuedEnds:
             row = await rows.until_state(action, "settled")
         assert (row["outcome"], row["grant_no"]) == ("deadline_in_queue", 0)
         assert row["settled_at"] >= row["deadline_at"]
+
+    async def test_what_waits_for_an_environment_that_ended_with_its_name_begins_another(self, rows: Rows) -> None:
+        """It was admitted after the wish for that end, and went back to the queue."""
+        node, now = await rows.node(), await rows.value("select now()")
+        gone = await rows.environment("x", node, ended_at=now, end_reason="deleted", delete_requested_at=now)
+        action = await rows.action(trajectory="x", scope="trajectory", environment_id=gone)
+        async with leading(rows):
+            row = await rows.until_state(action, "granted")
+        assert row["environment_id"] not in (None, gone)
+
+    async def test_what_began_since_a_poll_is_not_reclaimed_by_what_that_saw(self, rows: Rows) -> None:
+        node = await rows.node()
+        action = await rows.action(state="running", node_id=node, node_epoch=EPOCH, grant_no=1)
+        seen = Verdict(Fence(action, 1), State.GRANTED, requeue=True, failed=False, reason="node_lost")
+        async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
+            assert await repository.reclaim(tx, [seen]) == frozenset()
+        assert (await rows.of(action))["state"] == "running"
 
     async def test_what_waits_for_a_lost_environment_settles(self, rows: Rows) -> None:
         node = await rows.node()

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from arl_gpu.jobs import MAX_TOKENS, cost_of, cost_of_item, storable, storable_json
+from arl_gpu.jobs import MAX_TOKENS, cost_of, cost_of_item
+from arl_store.storable import storable, storable_json
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_what_becomes_of_a_held_action(
 ) -> None:
     held = a_held_row(**row)
     verdicts = reclaim([held], {1: a_lease(**lease)}, ttl_s=TTL_S)
-    assert verdicts == (() if expected is None else (Verdict(held.fence, *expected),))
+    assert verdicts == (() if expected is None else (Verdict(held.fence, held.state, *expected),))
 
 
 def test_a_node_that_postgres_does_not_know_is_lost() -> None:
