@@ -15,11 +15,14 @@ from arl_tangram.rewards import ScoreOptions, score_action, scores_of
 from arl_tangram.sessions import AsyncSession, Session
 from arl_tangram.streaming import Output, OutputEvent
 from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
+from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.errors import (
+    Conflict,
     DemandImpossible,
     Forbidden,
     IdempotencyKeyReused,
     NotFound,
+    NotRunning,
     RequirementNotEnforced,
     ServiceUnknown,
     TangramError,
@@ -38,11 +41,15 @@ __all__ = [
     "AsyncSession",
     "AsyncTangram",
     "BatchRefused",
+    "Conflict",
+    "CreateEnvironment",
     "DemandImpossible",
+    "Environment",
     "ExecOptions",
     "Forbidden",
     "IdempotencyKeyReused",
     "NotFound",
+    "NotRunning",
     "Outcome",
     "Output",
     "OutputEnd",

@@ -12,6 +12,7 @@ from uuid import UUID
 import httpx
 
 from arl_tangram import administering, operations, streaming, tracing
+from arl_tangram.bounded import bounded
 from arl_tangram.connection import Connection, resolve
 from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
@@ -78,22 +79,25 @@ class Tangram(Trees, Rewards, Shares):
         wait_timeout_s: float | None = None,
         **options: Unpack[ExecOptions],
     ) -> Action:
-        """Submit and wait for the outcome. Raises `WaitTimeout` after `wait_timeout_s`; the action goes on."""
-        return self._run(
-            operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
-        )
+        """Submit and wait for the outcome. Raises `WaitTimeout` after `wait_timeout_s`; the action goes on.
+
+        Where the gateway does not answer so long it is `Unavailable`, and nobody knows whether it was submitted.
+        """
+        waiting = operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
+        return self._run(bounded(waiting, wait_timeout_s))
 
     def wait(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> list[Action]:
         """All of them settled, in the order asked. Raises `WaitTimeout`."""
-        return self._run(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s))
+        return self._run(bounded(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s), timeout_s))
 
     def as_completed(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> Iterator[Action]:
         """Each once, as it settles. Raises `WaitTimeout`."""
         ends_at = _end(timeout_s)
-        pending = dict.fromkeys(ids)
+        pending = dict.fromkeys(map(operations.as_id, ids))
         while pending:
             left = _left(ends_at)
-            for action in self._run(operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)):
+            waiting = operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)
+            for action in self._run(bounded(waiting, left)):
                 pending.pop(action.id)
                 yield action
 
@@ -236,21 +240,20 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
         wait_timeout_s: float | None = None,
         **options: Unpack[ExecOptions],
     ) -> Action:
-        return await self._run(
-            operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
-        )
+        waiting = operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
+        return await self._run(bounded(waiting, wait_timeout_s))
 
     async def wait(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> list[Action]:
-        return await self._run(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s))
+        waiting = operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s)
+        return await self._run(bounded(waiting, timeout_s))
 
     async def as_completed(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> AsyncIterator[Action]:
         ends_at = _end(timeout_s)
-        pending = dict.fromkeys(ids)
+        pending = dict.fromkeys(map(operations.as_id, ids))
         while pending:
             left = _left(ends_at)
-            for action in await self._run(
-                operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)
-            ):
+            waiting = operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)
+            for action in await self._run(bounded(waiting, left)):
                 pending.pop(action.id)
                 yield action
 

@@ -5,8 +5,9 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from arl_wire.errors import Unauthenticated, Unavailable
+from arl_wire.errors import FieldError, Unauthenticated, Unavailable, ValidationFailed
 
 __all__ = ["Connection", "is_up", "resolve", "state_directory"]
 
@@ -29,10 +30,10 @@ def state_directory() -> Path:
 
 
 def resolve(url: str | None = None, api_key: str | None = None, *, directory: Path | None = None) -> Connection:
-    """Raises `Unavailable` or `Unauthenticated` with what to do."""
+    """Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
     local = directory or state_directory()
-    url = url or os.environ.get("TANGRAM_URL")
-    api_key = api_key or os.environ.get("TANGRAM_API_KEY")
+    url = _checked_url(url or os.environ.get("TANGRAM_URL"))
+    api_key = _checked_key(api_key or os.environ.get("TANGRAM_API_KEY"))
     here = _endpoint(local)
     if api_key is None and url in (None, here):
         # The key of this directory's system is for no other address.
@@ -42,7 +43,32 @@ def resolve(url: str | None = None, api_key: str | None = None, *, directory: Pa
         raise Unavailable("no system found: run `tangram up`, or set TANGRAM_URL and TANGRAM_API_KEY")
     if api_key is None:
         raise Unauthenticated(f"no API key: set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
-    return Connection(url.rstrip("/"), api_key)
+    return Connection(url, api_key)
+
+
+def _checked_url(url: str | None) -> str | None:
+    """What can never be reached is said at once, and not after having been tried again for a while."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url.strip())
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        message = f"{url!r} is no address of a gateway; one is http://127.0.0.1:8700, for instance"
+        raise ValidationFailed(f"url: {message}", errors=[FieldError(field="url", message=message)])
+    return url.strip().rstrip("/")
+
+
+def _checked_key(key: str | None) -> str | None:
+    """A file's last line break is not part of it. It is never shown."""
+    if key is None:
+        return None
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise Unauthenticated("the API key is empty, or has characters that no key has; set TANGRAM_API_KEY anew")
+    return key
 
 
 def is_up(directory: Path) -> bool:

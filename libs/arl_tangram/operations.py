@@ -8,14 +8,16 @@ import random
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from arl_core.states import Outcome
+from arl_tangram.options import failed_validation, wrong
 from arl_wire.actions import (
     Action,
     ActionPage,
@@ -39,6 +41,7 @@ __all__ = [
     "WaitTimeout",
     "all_pages",
     "answered",
+    "as_id",
     "cancel",
     "create_environment",
     "end_environment",
@@ -59,6 +62,8 @@ __all__ = [
 ]
 
 WAIT_CHUNK_S = 30.0
+TURN_S = 1.0
+"""Of those that do not fit into one request with the others."""
 BATCH = 1000
 REPLY_MARGIN_S = 30.0
 RETRY_STATUS = frozenset({429, 502, 503, 504})
@@ -164,7 +169,11 @@ def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operat
 
 def submit_gang(actions: Sequence[SubmitAction], *, patience_s: float) -> Operation[list[UUID]]:
     """Ids in the order of `actions`. Raises `BatchRefused`, and then none of them runs."""
-    items = yield from _submit_batch(SubmitBatch(actions=list(actions), gang=True), patience_s)
+    try:
+        gang = SubmitBatch(actions=list(actions), gang=True)
+    except ValidationError as error:
+        raise failed_validation(error) from None
+    items = yield from _submit_batch(gang, patience_s)
     refused = {at: error_from(item.problem) for at, item in enumerate(items) if item.problem is not None}
     if refused:
         raise BatchRefused({}, refused)
@@ -205,7 +214,7 @@ def run(action: SubmitAction, *, timeout_s: float | None, patience_s: float) -> 
 def wait(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
     """All of them, in the order asked. Raises `WaitTimeout`, and `NotFound` for an id that is not ours."""
     settled: dict[UUID, Action] = {}
-    left = timeout_s
+    left, ids = timeout_s, [as_id(id) for id in ids]
     while pending := [id for id in dict.fromkeys(ids) if id not in settled]:
         chunk = _chunk(left)
         answer = yield from _wait_once(pending[:BATCH], until="all", chunk=chunk, patience_s=patience_s)
@@ -218,17 +227,21 @@ def wait(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> 
 
 
 def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
-    """At least one of them, settled."""
+    """At least one of them, settled. More than a request names are all looked at, and then waited for in turns."""
     left = timeout_s
-    while True:
-        chunk = _chunk(left)
-        answer = yield from _wait_once(ids[:BATCH], until="any", chunk=chunk, patience_s=patience_s)
+    parts = [ids[at : at + BATCH] for at in range(0, len(ids), BATCH)]
+    looks, longest = (len(parts), TURN_S) if len(parts) > 1 else (0, WAIT_CHUNK_S)
+    for turn in count():
+        chunk = min(_chunk(left), longest) if turn >= looks else 0.0
+        part = parts[turn % len(parts)]
+        answer = yield from _wait_once(part, until="any", chunk=chunk, patience_s=patience_s)
         if answer.settled:
             return answer.settled
-        if left is not None:
+        if left is not None and turn >= looks:
             left -= chunk
             if left <= 0:
-                raise WaitTimeout(ids)
+                break
+    raise WaitTimeout(ids)
 
 
 def get(id: UUID, *, wait_s: float, patience_s: float) -> Operation[Action]:
@@ -351,6 +364,14 @@ def error_of(reply: Reply) -> TangramError:
         return error_from(
             Problem(title="Error", status=reply.status, code="error", detail=f"HTTP {reply.status}: {text}")
         )
+
+
+def as_id(given: UUID | str) -> UUID:
+    """Of an action. Raises `ValidationFailed` for what is none."""
+    try:
+        return given if isinstance(given, UUID) else UUID(str(given))
+    except ValueError:
+        raise wrong("ids", f"{given!r} is no id of an action") from None
 
 
 def _chunk(left: float | None) -> float:

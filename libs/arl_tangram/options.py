@@ -1,7 +1,8 @@
 """What an action may be told, as keyword arguments."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from arl_wire.actions import SubmitAction
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ExecOptions", "exec_action", "failed_validation", "file_action"]
+__all__ = ["ExecOptions", "check_names", "exec_action", "failed_validation", "file_action", "wrong"]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -71,11 +72,15 @@ _FLAT = (
 
 
 def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
-    """The action that these options describe. Raises `ValidationFailed` naming the field."""
-    given: dict[str, Any] = dict(options)
+    """The action that these options describe; None stands for an option that is not given.
+
+    Raises `ValidationFailed` naming the field.
+    """
+    check_names(options, ExecOptions.__annotations__)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     body: dict[str, Any] = {name: given[name] for name in _FLAT if name in given}
-    body |= {name: list(given[name]) for name in ("argv", "fetch", "require") if name in given}
-    body["files"] = {path: _encoded(content) for path, content in given.get("files", {}).items()}
+    body |= {name: _listed(name, given[name]) for name in ("argv", "fetch", "require") if name in given}
+    body["files"] = _files(given.get("files", {}))
     body["environment"] = {"scope": given.get("scope") or ("trajectory" if "trajectory" in given else "ephemeral")}
     if "environment_id" in given:
         body["environment"] = {"id": given["environment_id"]}
@@ -83,7 +88,9 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
     body["demand"] = {name: given[name] for name in _DEMAND if name in given}
     if "cpu" in given:
         cpu = given["cpu"]
-        body["demand"]["cpu"] = {"min": cpu[0], "max": cpu[1]} if isinstance(cpu, tuple) else cpu
+        body["demand"]["cpu"] = (
+            {"min": cpu[0], "max": cpu[1]} if isinstance(cpu, (tuple, list)) and len(cpu) == 2 else cpu
+        )
     if "parallel_fraction" in given:
         body["elasticity"] = {"model": "amdahl", "parallel_fraction": given["parallel_fraction"]}
     if "resizable" in given:
@@ -95,8 +102,7 @@ def file_action(
     task: str, trajectory: str, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
 ) -> SubmitAction:
     """An action that runs nothing: its files are as durable and ordered as any other's."""
-    given = {path: _encoded(content) for path, content in (files or {}).items()}
-    body = {"task": task, "trajectory": trajectory, "files": given, "fetch": list(fetch)}
+    body = {"task": task, "trajectory": trajectory, "files": _files(files or {}), "fetch": _listed("fetch", fetch)}
     return _checked({**body, "kind": "environment.files", "environment": {"scope": "trajectory"}})
 
 
@@ -107,7 +113,34 @@ def _checked(body: dict[str, Any]) -> SubmitAction:
         raise failed_validation(error) from None
 
 
-def _encoded(content: bytes | str) -> str:
+def check_names(options: Collection[str], known: Collection[str]) -> None:
+    """Raises `ValidationFailed` for an option that there is not: what it was to limit would have no limit."""
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1) or [each for each in known if each.startswith(name)]
+            hint = f"; is it {near[0]}?" if near else f"; there is {', '.join(sorted(known))}"
+            raise wrong(name, f"there is no such option{hint}")
+
+
+def wrong(field: str, message: str) -> ValidationFailed:
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
+
+
+def _listed(name: str, given: Any) -> list[Any]:
+    if isinstance(given, str | bytes) or not isinstance(given, Collection):
+        raise wrong(name, f"a list of strings is expected, and not one {type(given).__name__}")
+    return list(given)
+
+
+def _files(given: Any) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise wrong("files", f"contents by path are expected, and not a {type(given).__name__}")
+    return {path: _encoded(path, content) for path, content in given.items()}
+
+
+def _encoded(path: Any, content: Any) -> str:
+    if not isinstance(content, str | bytes | bytearray | memoryview):
+        raise wrong(f"files.{path}", f"its content is a {type(content).__name__}, and neither bytes nor a str")
     return b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 

@@ -2,30 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import inf
 from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
-from uuid import UUID
 
 from pydantic import ValidationError
 
 from arl_core.states import Outcome
-from arl_tangram.operations import (
-    WAIT_CHUNK_S,
-    ActionFailed,
-    Call,
-    Operation,
-    Pause,
-    Reply,
-    WaitTimeout,
-    answered,
-    error_of,
-    run,
-)
-from arl_tangram.options import failed_validation
-from arl_wire.actions import Action, SubmitAction, WaitRequest
-from arl_wire.errors import FieldError, Unavailable, ValidationFailed
+from arl_tangram.bounded import LATE_S, bounded
+from arl_tangram.operations import ActionFailed, Call, Operation, answered, run
+from arl_tangram.options import check_names, failed_validation, wrong
+from arl_wire.actions import Action, SubmitAction
 from arl_wire.scores import Score, ScoreItem
 from arl_wire.scoring import ScoreAnswer, ScoreRequest
 from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceVerb
@@ -36,8 +22,6 @@ Value = TypeVar("Value")
 OF_A_CALL = frozenset({"task", "trajectory", "step", "priority"})
 """Options that do not need an action of one's own."""
 LONGEST_S = 600.0
-LATE_S = 1.0
-"""So much later an answer may come than it was asked for."""
 
 Item = ScoreItem | Mapping[str, Any] | tuple[str, str] | str
 """A text, a text and its reference, or whatever else the service's kind takes, by the names of `ScoreItem`."""
@@ -59,6 +43,7 @@ class ScoreOptions(TypedDict, total=False):
 
 def score_action(service: str, items: Sequence[Item], **options: Unpack[ScoreOptions]) -> SubmitAction:
     """The action that scores these items, at most 256. Raises `ValidationFailed` naming the field."""
+    check_names(options, ScoreOptions.__annotations__)
     body: dict[str, Any] = {"task": "score", **options, "kind": "score", "service": service}
     body["items"] = _items(items)
     try:
@@ -69,10 +54,10 @@ def score_action(service: str, items: Sequence[Item], **options: Unpack[ScoreOpt
 
 def _items(items: Sequence[Item]) -> list[ScoreItem | Mapping[str, Any]]:
     if isinstance(items, str | bytes | Mapping | ScoreItem):
-        raise _wrong("items", f"a list of items is expected, and not one {type(items).__name__}")
+        raise wrong("items", f"a list of items is expected, and not one {type(items).__name__}")
     found = [_item(at, item) for at, item in enumerate(items)]
     if not found:
-        raise _wrong("items", "there are none")
+        raise wrong("items", "there are none")
     return found
 
 
@@ -82,12 +67,8 @@ def _item(at: int, item: Item) -> ScoreItem | Mapping[str, Any]:
     if not isinstance(item, tuple):
         return item
     if len(item) != 2:
-        raise _wrong(f"items.{at}", f"a tuple is a text and its reference, and this one has {len(item)} entries")
+        raise wrong(f"items.{at}", f"a tuple is a text and its reference, and this one has {len(item)} entries")
     return {"text": item[0], "reference": item[1]}
-
-
-def _wrong(field: str, message: str) -> ValidationFailed:
-    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
 def scores_of(action: Action) -> list[Score]:
@@ -181,58 +162,15 @@ def _scored(
     service: str, items: Sequence[Item], wait_timeout_s: float | None, patience_s: float, options: ScoreOptions
 ) -> Operation[list[Score]]:
     if wait_timeout_s is not None and not wait_timeout_s > 0:
-        raise _wrong("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
+        raise wrong("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
     action = score_action(service, items, **options)
     within_s = LONGEST_S if wait_timeout_s is None else wait_timeout_s
     if within_s > LONGEST_S or not options.keys() <= OF_A_CALL:
         waiting = run(action, timeout_s=wait_timeout_s, patience_s=patience_s)
-        return scores_of((yield from _bounded(waiting, inf if wait_timeout_s is None else wait_timeout_s)))
+        return scores_of((yield from bounded(waiting, wait_timeout_s)))
     body = ScoreRequest(service=service, items=action.items, within_s=within_s, **{"task": "score", **options})
     call = Call(method="POST", path="/v1/scores", body=body, timeout_s=within_s + LATE_S)
-    return ScoreAnswer.model_validate_json((yield from _bounded(answered(call, patience_s), within_s))).scores
-
-
-def _bounded(operation: Operation[Value], limit_s: float) -> Operation[Value]:
-    """Each call is told what is left; what would be tried again only after that is `Unavailable`.
-
-    Raises `WaitTimeout` where that is the wait for an action that is there.
-    """
-    left_s = limit_s
-    reply: Reply | None = None
-    waits_for: Sequence[UUID] = ()
-    while True:
-        try:
-            step = operation.send(reply)
-        except StopIteration as end:
-            value: Value = end.value
-            return value
-        if isinstance(step, Pause):
-            if step.seconds >= left_s and waits_for:
-                raise WaitTimeout(waits_for)
-            if step.seconds >= left_s:
-                raise Unavailable(f"no scores within {limit_s:g} s{_last(reply)}")
-            reply = yield step
-            left_s -= step.seconds
-        else:
-            waits_for = step.body.ids if isinstance(step.body, WaitRequest) else ()
-            reply = yield _in_time(step, max(0.0, left_s))
-            left_s -= reply.elapsed_s if reply is not None else 0.0
-
-
-def _last(reply: Reply | None) -> str:
-    return "" if reply is None else f"; the last answer: {error_of(reply)}"
-
-
-def _in_time(call: Call, left_s: float) -> Call:
-    """Nor does whoever answers it hold it for longer."""
-    body, query = call.body, call.query
-    if isinstance(body, ScoreRequest):
-        body = body.model_copy(update={"within_s": min(body.within_s, left_s)})
-    elif isinstance(body, WaitRequest):
-        body = body.model_copy(update={"timeout_s": min(body.timeout_s, left_s)})
-    elif query is not None:
-        query = {**query, "wait": min(WAIT_CHUNK_S, left_s)}
-    return replace(call, body=body, query=query, timeout_s=min(call.timeout_s, left_s + LATE_S))
+    return ScoreAnswer.model_validate_json((yield from bounded(answered(call, patience_s), within_s))).scores
 
 
 def _registered(wanted: RegisterService, patience_s: float) -> Operation[RewardService]:

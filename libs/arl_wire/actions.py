@@ -189,7 +189,7 @@ class SubmitAction(Strict):
         default_factory=list, max_length=MAX_FILES, description="Files to return, at most 8 MiB in all"
     )
     timeout_s: float = Field(
-        default=300, ge=0.001, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
+        default=300, ge=1e-6, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
     )
     demand: Demand = Demand()
     service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/services")

@@ -21,7 +21,7 @@ class CreateKey(BaseModel):
     project: Name | None = Field(
         default=None,
         description="Absent: the caller's own. The name of a new project makes it; that takes `admin:*` of the"
-        " project `default`",
+        " project `default`, and `admin:write` or `admin:*` among `scopes`: nobody else could make it further keys",
     )
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)] = ["actions:write"]
     expires_in_s: int | None = Field(default=None, ge=1, le=3650 * 86400, description="Absent: it does not expire")

@@ -150,15 +150,18 @@ class Environments:
     async def named(self, actions: Sequence[Asked], caller: Caller, *, key: str | None) -> Sequence[Asked]:
         """Each with the trajectory of the environment that it names by id, and refused where it can't be.
 
-        With a key the environment may be over: the action may be there already, and if not the manager finds out.
+        With a key that stands for an action the environment may be over: that action is the answer.
         """
         ids = {each.environment.id for each in actions if isinstance(each, SubmitAction)} - {None}
         if not ids:
             return actions
         async with self._store.read() as tx:
             found = await repository.environments_by_id(tx, sorted(filter(None, ids)), project_id=caller.project_id)
+            is_over = key is not None and any(row.state != EnvironmentState.LIVE for row in found)
+            keys = [key, *(f"{key}:{at}" for at in range(len(actions)))] if is_over and key is not None else []
+            is_repeated = bool(keys) and await repository.knows_key(tx, keys, project_id=caller.project_id)
         rows = {row.id: row for row in found}
-        return [_named(each, rows, must_live=key is None) for each in actions]
+        return [_named(each, rows, must_live=not is_repeated) for each in actions]
 
     async def _move(
         self, id: UUID, caller: Caller, trace: Trace, *, files: dict[str, bytes], fetch: Sequence[str]

@@ -7,7 +7,7 @@ from hashlib import sha256
 from arl_gateway import repository
 from arl_gateway.auth import Caller, Keys
 from arl_store.tx import Row, Store, WriteTx
-from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
+from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound, ValidationFailed
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 
 __all__ = ["ROOT_PROJECT", "KeyAdmin"]
@@ -32,7 +32,7 @@ class KeyAdmin:
         _check_may_create(wanted, project, caller)
         key = f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
         async with self._store.write() as tx:
-            project_id = caller.project_id if project == caller.project else await _new_project(tx, project)
+            project_id = caller.project_id if project == caller.project else await _new_project(tx, project, wanted)
             row = await repository.insert_key(
                 tx,
                 project_id=project_id,
@@ -85,11 +85,14 @@ def _check_may_create(wanted: CreateKey, project: str, caller: Caller) -> None:
         raise Forbidden(message, errors=[FieldError(field="scopes", message=message)])
 
 
-async def _new_project(tx: WriteTx, name: str) -> int:
+async def _new_project(tx: WriteTx, name: str, wanted: CreateKey) -> int:
     id = await repository.insert_project(tx, name)
     if id is None:
         message = f"project {name!r} exists; its own keys with `admin:write` make further ones"
         raise Conflict(message, errors=[FieldError(field="project", message=message)])
+    if not {"admin:write", "admin:*"} & set(wanted.scopes):
+        message = "the first key of a project needs `admin:*`, or `admin:write`: nobody else could make it another one"
+        raise ValidationFailed(message, errors=[FieldError(field="scopes", message=message)])
     return id
 
 

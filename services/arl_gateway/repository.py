@@ -18,6 +18,7 @@ __all__ = [
     "insert_project",
     "key_by_hash",
     "key_of_project",
+    "knows_key",
     "list_actions",
     "list_environments",
     "list_keys",
@@ -152,6 +153,8 @@ _ENVIRONMENT = """
 """
 
 ENVIRONMENTS_BY_ID = text(_ENVIRONMENT + " and e.id = any(cast(:ids as uuid[]))")
+
+KNOWS_KEY = text("select exists (select from submissions where project_id = :project_id and key = any(:keys)) as known")
 
 LIST_ENVIRONMENTS = text(
     _ENVIRONMENT
@@ -365,6 +368,10 @@ async def list_actions(
 
 async def environments_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:
     return await tx.fetch(ENVIRONMENTS_BY_ID, {"ids": list(ids), "project_id": project_id})
+
+
+async def knows_key(tx: ReadTx, keys: Sequence[str], *, project_id: int) -> bool:
+    return bool((await tx.fetch(KNOWS_KEY, {"keys": list(keys), "project_id": project_id}))[0].known)
 
 
 async def list_environments(

@@ -159,16 +159,21 @@ async def test_a_repeated_submission_is_answered_after_the_end_of_its_environmen
     assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
 
 
-async def test_a_late_submission_for_one_that_is_over_runs_in_no_other(api: httpx.AsyncClient) -> None:
-    """With a key it is taken, for it might be a repeated one; and then it has nowhere to run."""
+async def test_a_late_submission_for_one_that_is_over_is_refused_and_spares_the_one_that_has_its_name(
+    api: httpx.AsyncClient,
+) -> None:
     environment = await made(api, trajectory="reused")
     path = f"/v1/environments/{environment['id']}"
     await api.delete(path)
     await until_it_is(api, path, "ended")
-    key = {"Idempotency-Key": uuid4().hex}
+    again = await made(api, trajectory="reused")
     body = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
-    settled = (await api.post("/v1/actions", params={"wait": 30}, json=body, headers=key)).json()
-    assert (settled["outcome"], settled["reason"]) == ("infra_error", "environment_lost")
+    for key in (None, uuid4().hex):
+        late = await api.post("/v1/actions", json=body, headers={"Idempotency-Key": key} if key else {})
+        assert (late.status_code, late.json()["errors"][0]["field"]) == (409, "environment.id")
+    inside = {"task": "t", "argv": ["true"], "environment": {"id": again["id"]}}
+    settled = (await api.post("/v1/actions", params={"wait": 30}, json=inside)).json()
+    assert settled["outcome"] == "ok"
 
 
 async def test_a_repeated_request_makes_one(api: httpx.AsyncClient) -> None:

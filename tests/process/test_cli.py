@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 from base64 import b64encode
 from collections.abc import Iterator
@@ -107,11 +108,24 @@ class TestSubmit:
 
     def test_list_shows_the_newest_first_and_no_more_than_is_asked_for(self, machine: Machine) -> None:
         submit = ("submit", "--no-wait", "--task", "shown", "--", "true")
-        one, other = (machine.cli(*submit).stdout.split()[0] for _ in range(2))
+        one, other = (machine.cli(*submit).stdout.strip() for _ in range(2))
         lines = machine.cli("list", "--task", "shown").stdout.splitlines()
         assert [line.split()[0] for line in lines] == [other, one]
         assert len(machine.cli("list", "--task", "shown", "--limit", "1").stdout.splitlines()) == 1
         assert machine.cli("list", "--task", "shown", "--state", "gone", check=False).returncode == EXIT_USAGE
+
+    @pytest.mark.parametrize("follow", [[], ["--follow"]])
+    def test_who_is_interrupted_learns_the_id_of_what_goes_on(self, machine: Machine, follow: list[str]) -> None:
+        task = f"left{len(follow)}"
+        waiting = machine.begin("submit", *follow, "--task", task, "--", "sleep", "60")
+        with machine.client() as tangram:
+            while not (running := list(tangram.list(task=task, state="running"))):
+                assert waiting.poll() is None
+            waiting.send_signal(signal.SIGINT)
+            _, said = waiting.communicate(timeout=20)
+            assert (waiting.returncode, str(running[0].id) in said) == (130, True)
+            assert tangram.get(running[0].id).state == "running"
+            tangram.cancel(running[0].id)
 
     def test_explain_says_what_became_of_it(self, machine: Machine) -> None:
         id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]

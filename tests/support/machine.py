@@ -42,6 +42,17 @@ class Machine:
             raise AssertionError(f"tangram {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
         return done
 
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command line of this system that goes on."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "arl_tangram.cli", *arguments],
+            env=environment | {"TANGRAM_DIR": str(self.directory)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.cli("status", "-o", "json", check=False).stdout)
         return found

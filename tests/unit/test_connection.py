@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arl_tangram import Unauthenticated, Unavailable
+from arl_tangram import Unauthenticated, Unavailable, ValidationFailed
 from arl_tangram.connection import resolve
 
 
@@ -39,3 +39,22 @@ def test_another_address_never_gets_the_local_key(directory: Path) -> None:
 
 def test_a_key_does_not_show_in_what_is_printed(directory: Path) -> None:
     assert "tk_given" not in repr(resolve("https://elsewhere.example", "tk_given", directory=directory))
+
+
+@pytest.mark.parametrize("url", ["localhost:8700", "127.0.0.1", "http://", "http://h:99999", "ftp://h", "http://[::1"])
+def test_an_address_that_is_none_is_refused_at_once(directory: Path, url: str) -> None:
+    with pytest.raises(ValidationFailed, match="url"):
+        resolve(url, "tk_given", directory=directory)
+
+
+def test_a_key_read_from_a_file_has_no_line_break_and_one_that_is_none_is_not_shown(directory: Path) -> None:
+    assert resolve("http://h/", " tk_given\n", directory=directory).api_key == "tk_given"
+    with pytest.raises(Unauthenticated) as caught:
+        resolve("http://h", "tk_gi\nven", directory=directory)
+    assert "tk_gi" not in str(caught.value)
+
+
+def test_an_address_with_a_slash_is_the_same_one(directory: Path) -> None:
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert resolve("http://127.0.0.1:8700/", directory=directory).api_key == "tk_local"

@@ -9,9 +9,10 @@ import pytest
 
 from arl_core.states import Outcome, State
 from arl_tangram import operations
+from arl_tangram.bounded import LATE_S, bounded
 from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import exec_action
-from arl_tangram.rewards import LATE_S, Rewards, ScoreOptions
+from arl_tangram.rewards import Rewards, ScoreOptions
 from arl_wire.actions import Action, WaitRequest, WaitResponse
 from arl_wire.batches import BatchAccepted, BatchItem
 from arl_wire.errors import NotFound, TangramError, Unavailable, ValidationFailed
@@ -116,6 +117,59 @@ def test_wait_answers_in_the_order_asked_and_takes_an_id_twice() -> None:
     assert [action.id for action in value] == [numbered(1), numbered(2), numbered(1)]
 
 
+def test_ids_may_be_texts_and_what_is_none_is_refused() -> None:
+    answer = Reply(200, WaitResponse(settled=[an_answer(1)], pending=[]).model_dump_json().encode())
+    ids: Any = [str(numbered(1))]
+    value, _, _ = drive(operations.wait(ids, timeout_s=None, patience_s=1), replies(answer))
+    assert [action.id for action in value] == [numbered(1)]
+    with pytest.raises(ValidationFailed, match="'zz' is no id"):
+        drive(operations.wait(["zz"], timeout_s=None, patience_s=1), replies())  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_the_last_of_more_than_a_request_names_is_seen_to_settle(timeout_s: float | None) -> None:
+    ids = [numbered(number) for number in range(2500)]
+    asked: list[int] = []
+
+    def server(call: Call) -> Reply:
+        assert isinstance(call.body, WaitRequest)
+        asked.append(len(call.body.ids))
+        settled = [an_answer(2499)] if ids[2499] in call.body.ids else []
+        return Reply(200, WaitResponse(settled=settled, pending=[]).model_dump_json().encode())
+
+    value, _, _ = drive(operations.wait_any(ids, timeout_s=timeout_s, patience_s=1), server)
+    assert ([action.id for action in value], asked) == ([ids[2499]], [1000, 1000, 500])
+
+
+def test_a_wait_for_many_ends_in_time() -> None:
+    ids = [numbered(number) for number in range(1500)]
+    pending = Reply(200, WaitResponse(settled=[], pending=[]).model_dump_json().encode())
+    waits: list[float] = []
+
+    def server(call: Call) -> Reply:
+        assert isinstance(call.body, WaitRequest)
+        waits.append(call.body.timeout_s)
+        return pending
+
+    with pytest.raises(WaitTimeout):
+        drive(operations.wait_any(ids, timeout_s=2.5, patience_s=1), server)
+    assert waits == [0, 0, 1, 1, 0.5]
+
+
+@pytest.mark.parametrize("operation", [operations.run, operations.wait, operations.wait_any])
+def test_a_gateway_that_is_away_is_tried_no_longer_than_is_waited(operation: Any) -> None:
+    calls: list[Call] = []
+
+    def away(call: Call) -> Reply:
+        calls.append(call)
+        return Reply(0, b"ConnectError", elapsed_s=0.4)
+
+    submits = operation is operations.run
+    with pytest.raises(Unavailable if submits else WaitTimeout):
+        drive(bounded(operation(ACTION if submits else [numbered(1)], timeout_s=1.0, patience_s=120), 1.0), away)
+    assert len(calls) <= 3
+
+
 def test_a_batch_that_is_refused_in_part_says_which() -> None:
     items = [BatchItem(id=numbered(1)), BatchItem(problem=ValidationFailed("argv: no").problem())]
     reply = Reply(202, BatchAccepted(items=items).model_dump_json().encode())
@@ -145,6 +199,27 @@ class TestOptions:
             "a": b"\xff",
             "b": "é".encode(),
         }
+
+    @pytest.mark.parametrize(
+        ("options", "field", "said"),
+        [
+            ({"timeout": 1}, "timeout", "timeout_s"),
+            ({"memory": 64}, "memory", "memory_mib"),
+            ({"argv": "echo hi"}, "argv", "list"),
+            ({"fetch": "out.txt"}, "fetch", "list"),
+            ({"files": {"a": 5}}, "files.a", "int"),
+        ],
+    )
+    def test_what_would_be_dropped_or_taken_apart_is_refused(
+        self, options: dict[str, Any], field: str, said: str
+    ) -> None:
+        with pytest.raises(ValidationFailed, match=said) as caught:
+            exec_action(**{"task": "t", "argv": ["true"]} | options)
+        assert [error.field for error in caught.value.errors] == [field]
+
+    def test_none_is_not_given(self) -> None:
+        options: dict[str, Any] = dict.fromkeys(("trajectory", "env", "cpu", "files"))
+        assert exec_action(task="t", argv=["true"], **options) == exec_action(task="t", argv=["true"])
 
     def test_what_is_missing_is_named(self) -> None:
         with pytest.raises(ValidationFailed, match="task"):

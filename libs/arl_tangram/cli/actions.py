@@ -13,6 +13,7 @@ import typer
 from arl_core.states import Outcome, State
 from arl_tangram.cli.output import (
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_NOT_RUNNING,
     EXIT_USAGE,
     Format,
@@ -71,10 +72,17 @@ def submit(
         options["template"] = template
     options["files"] = {path.name: _read(path) for path in file or []}
     with connected(directory) as tangram:
-        action = tangram.submit(**options) if no_wait or follow else tangram.run(**options)
-        if follow:
-            _follow(tangram, action.id)
+        action = tangram.submit(**options)
+        if no_wait and output is Format.TEXT:
+            sys.stdout.write(f"{action.id}\n")
             return
+        if follow:
+            with _saying(action.id):
+                _follow(tangram, action.id)
+            return
+        if not no_wait:
+            with _saying(action.id):
+                [action] = tangram.wait([action.id])
     _show(action, output)
 
 
@@ -141,6 +149,15 @@ def connected(directory: Path) -> Iterator[Tangram]:
         fail(str(error), EXIT_USAGE)
     except TangramError as error:
         fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id else ""))
+
+
+@contextmanager
+def _saying(id: UUID) -> Iterator[None]:
+    """What becomes of an action that nobody waits for any more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"{id} goes on: `tangram output {id}` follows it, `tangram cancel {id}` ends it", EXIT_INTERRUPTED)
 
 
 def _follow(tangram: Tangram, id: UUID) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from arl_tangram.cli.foreground import Progress, stay
 from arl_tangram.cli.output import (
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_NO_SANDBOX,
     EXIT_NOT_RUNNING,
     Format,
@@ -178,7 +179,7 @@ def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bo
         except KeyboardInterrupt:
             supervisor.terminate()
             supervisor.wait()
-            fail("interrupted; stopped again", 130)
+            fail("interrupted; stopped again", EXIT_INTERRUPTED)
     return True
 
 

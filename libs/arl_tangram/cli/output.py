@@ -10,6 +10,7 @@ from rich.console import Console
 
 __all__ = [
     "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
     "EXIT_NOT_RUNNING",
     "EXIT_NO_SANDBOX",
     "EXIT_USAGE",
@@ -27,6 +28,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_RUNNING = 3
 EXIT_NO_SANDBOX = 5
+EXIT_INTERRUPTED = 130
 
 _PIPED_WIDTH = 200
 stdout = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
