@@ -116,6 +116,8 @@ def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool
         return Rule.STARTS_NEXT_ROUND
     if not possible:
         return Rule.NO_NODE_FITS
+    if not _is_open(_best_pool(snapshot, action)[0], action):
+        return Rule.NO_NODE_OPEN
     if not _has_room(snapshot, action, plan):
         return Rule.TASK_AT_QUOTA
     # What is free says nothing of a pod's cores.
@@ -184,15 +186,25 @@ def _after(snapshot: Snapshot, pool: Pool, grants: list[Grant]) -> Pool:
 def _best_pool(snapshot: Snapshot, action: Waiting) -> tuple[Pool | None, bool]:
     """Where it would go or nearly could, and whether any node could ever run it."""
     pools = [pool for pool in snapshot.pools.values() if pool.shape is action.cls.shape]
-    home = action.environment.node if action.environment is not None else None
+    home = _home(action)
     if home is not None:
         pools = [pool for pool in pools if pool.node == home]
     needed = _needed(action)
     able = [pool for pool in pools if action.cls.requires <= pool.enforces and fits(needed, pool.capacity)]
-    is_open = [pool for pool in able if pool.serving and (pool.accepting or home is not None)]
     if able:
+        is_open = [pool for pool in able if _is_open(pool, action)]
         return min(is_open or able, key=lambda pool: _short_of(needed, pool.free, pool)), True
     return min(pools, key=lambda pool: _short_of(needed, pool.capacity, pool), default=None), False
+
+
+def _home(action: Waiting) -> int | None:
+    """The node where its environment lives."""
+    return action.environment.node if action.environment is not None else None
+
+
+def _is_open(pool: Pool | None, action: Waiting) -> bool:
+    """Whether it may start there; a closed node still serves what lives there."""
+    return pool is not None and pool.serving and (pool.accepting or _home(action) is not None)
 
 
 def _has_room_for_gang(snapshot: Snapshot, action: Waiting) -> bool:
@@ -224,8 +236,7 @@ def _lacks(action: Waiting, pool: Pool, possible: bool) -> tuple[Lack, ...]:
 
 def _needed(action: Waiting) -> Amounts:
     """What is not held yet: an environment that lives has its memory and disk."""
-    is_at_home = action.environment is not None and action.environment.node is not None
-    return action_part(action.cls.demand.minimum) if is_at_home else action.cls.demand.minimum
+    return action_part(action.cls.demand.minimum) if _home(action) is not None else action.cls.demand.minimum
 
 
 def _unenforced(snapshot: Snapshot, cls: ActionClass) -> frozenset[str]:
@@ -259,7 +270,7 @@ def _order(snapshot: Snapshot, action: Waiting, policy: Policy) -> Iterator[tupl
 
 
 def _competes(bucket: Bucket, action: Waiting) -> bool:
-    home = action.environment.node if action.environment is not None else None
+    home = _home(action)
     return bucket.cls.shape is action.cls.shape and (home is None or bucket.key.node in (home, None))
 
 

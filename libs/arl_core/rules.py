@@ -12,6 +12,7 @@ class Rule(StrEnum):
     ENVIRONMENT_BUSY = "environment_busy"  # others come before it in its environment, or that is ending
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no node there is could ever run it
+    NO_NODE_OPEN = "no_node_open"  # those that could are closed, or gave no sign of life
     TASK_AT_QUOTA = "task_at_quota"  # its task's quota lets no more of it start
     POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, and ends sooner if it waits for more or for others
     WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits, in what is kept for one that nothing may overtake any more

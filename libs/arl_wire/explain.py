@@ -42,8 +42,9 @@ class WaitExplanation(BaseModel):
 
     rule: Rule = Field(
         description="What decides: `queue_paused`; `environment_busy`; `starts_next_round`; `no_node_fits`, ever;"
-        " `task_at_quota`: that lets no more of its task start; `postponed_for_more_cores`: it fits, and ends sooner if"
-        " it waits; `waits_behind_overdue`: what is free is kept for one that nothing may overtake any more;"
+        " `no_node_open`: those that could run it are closed or silent; `task_at_quota`: that lets no more of its task"
+        " start; `postponed_for_more_cores`: it fits, and ends sooner if it waits; `waits_behind_overdue`: what is free"
+        " is kept for one that nothing may overtake any more;"
         " `waits_for_gang`: it fits, and not all that start with it do; `waits_behind_priority`; `waits_in_order`"
         " of its task; `waits_behind_fair_share`: tasks that had less go first; `waits_for_capacity`: nobody goes first"
     )

@@ -18,8 +18,9 @@ DESCRIPTION = """\
 Schedules single actions of agents in training: run a command, get its outcome.
 
 An error is an RFC 9457 problem (`application/problem+json`): act on its `code`, which is stable; `errors` names the
-fields, `trace_id` finds it in our logs. 429 and 503 say in `Retry-After` when to come back. A path that has no such
-method answers 405 with `Allow`. With an `Idempotency-Key` a submission may be sent again after any of them.
+fields, `trace_id` is that of the request, by which the error behind a 500 is found in our logs. 429 and 503 say in
+`Retry-After` when to come back. A path that has no such method answers 405 with `Allow`. With an `Idempotency-Key` a
+submission may be sent again after any of them.
 
 What is not there is absent and never null. A list has `next_cursor` while there is more of it; give it as `cursor`.
 Within `/v1` paths, fields, codes and values of enumerations are only added; ignore those that you do not know.

@@ -38,7 +38,8 @@ __all__ = ["Actions", "Admitted", "Trace", "is_known"]
 
 MAX_KEY = 255
 MAX_TRACESTATE = 512
-READ_CHUNK = 50
+FIRST_CHUNK, READ_CHUNK = 4, 50
+"""Results that are read at once before their size is known, and after that."""
 ANSWER_BYTES = 16 << 20
 SCORE_BYTES = 96
 """Of one entry in an answer, an error's too."""
@@ -206,15 +207,17 @@ class Actions:
         """The first of them, up to a number of bytes; the client asks again for the others. And those removed since."""
         found: list[Action] = []
         gone: set[UUID] = set()
-        size = 0
-        for start in range(0, len(ids), READ_CHUNK):
-            chunk = ids[start : start + READ_CHUNK]
+        size = start = 0
+        count = FIRST_CHUNK
+        while start < len(ids) and size <= ANSWER_BYTES:
+            chunk = ids[start : start + count]
             read = await asyncio.gather(*(self._reads.submit((caller.project_id, id)) for id in chunk))
             found += [action for action in read if action is not None]
             gone |= {id for id, action in zip(chunk, read, strict=True) if action is None}
             size += sum(_result_size(action) for action in read if action is not None)
-            if size > ANSWER_BYTES:
-                break
+            start += len(chunk)
+            # As many as fit if they are like those before.
+            count = max(1, min(READ_CHUNK, 4 * count, (ANSWER_BYTES - size) * start // max(1, size)))
         return found, gone
 
     async def list(

@@ -86,7 +86,7 @@ class TestRule:
         assert (found.rule, found.unenforced) == (Rule.NO_NODE_FITS, {"limit:memory"})
 
     def test_a_closed_node_is_no_reason_to_give_up(self) -> None:
-        assert explained([of_task(1, 1)], a_pool(accepting=False)).rule is Rule.WAITS_FOR_CAPACITY
+        assert explained([of_task(1, 1)], a_pool(accepting=False)).rule is Rule.NO_NODE_OPEN
 
     def test_it_would_go_to_an_open_node_that_lacks_more(self) -> None:
         assert explained([of_task(1, 1)], a_pool(1, accepting=False), replace(BUSY, node=2)).node == 2

@@ -28,7 +28,16 @@ from arl_tangram.connection import resolve
 from arl_tangram.options import ExecOptions
 from arl_tangram.streaming import Output
 from arl_wire.actions import Action, ActionPage
-from arl_wire.errors import Conflict, Forbidden, NotFound, TangramError, Unauthenticated, Unavailable, Unprocessable
+from arl_wire.errors import (
+    Conflict,
+    Forbidden,
+    Internal,
+    NotFound,
+    TangramError,
+    Unauthenticated,
+    Unavailable,
+    Unprocessable,
+)
 from arl_wire.output import OutputRestart, OutputTruncated
 
 __all__ = ["connected", "register"]
@@ -148,7 +157,8 @@ def connected(directory: Path) -> Iterator[Tangram]:
     except (Unprocessable, Unauthenticated, NotFound, Conflict, Forbidden) as error:
         fail(str(error), EXIT_USAGE)
     except TangramError as error:
-        fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id else ""))
+        # Of a refusal nothing is logged but what it says.
+        fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id and isinstance(error, Internal) else ""))
 
 
 @contextmanager

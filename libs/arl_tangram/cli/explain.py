@@ -20,6 +20,7 @@ RULES = {
     Rule.ENVIRONMENT_BUSY: "Its environment is busy with others that come first, or is ending.",
     Rule.STARTS_NEXT_ROUND: "It starts in the next round.",
     Rule.NO_NODE_FITS: "No node there is could ever run it.",
+    Rule.NO_NODE_OPEN: "The nodes that could run it are closed, or give no sign of life; see `tangram nodes list`.",
     Rule.TASK_AT_QUOTA: "The quota of its task lets no more of it start; a gang needs room for all of it.",
     Rule.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
     Rule.WAITS_BEHIND_OVERDUE: "What is free is kept for one that waits so long that nothing may overtake it any more.",
