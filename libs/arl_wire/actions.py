@@ -19,7 +19,7 @@ from pydantic import (
 
 from arl_core.states import Outcome, State
 from arl_wire.base import Strict
-from arl_wire.checks import StrictBase64, no_nul, relative_path
+from arl_wire.checks import StrictBase64, argument, no_nul, relative_path
 from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
 from arl_wire.resources import Resources
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
@@ -56,6 +56,7 @@ def _cpu_form(value: Any) -> str:
 
 Base64 = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]
 Text = Annotated[str, AfterValidator(no_nul)]
+Argument = Annotated[Text, AfterValidator(argument)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -158,7 +159,7 @@ class SubmitAction(Strict):
     )
     step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
     environment: EnvironmentRequest = EnvironmentRequest()
-    argv: list[Text] | None = Field(
+    argv: list[Argument] | None = Field(
         default=None, min_length=1, max_length=4096, description="Program and arguments; no shell is involved"
     )
     source: Text | None = Field(
@@ -180,7 +181,7 @@ class SubmitAction(Strict):
         default=False,
         description="Standard input stays open after `stdin`, for what is sent to /v1/actions/{id}/input meanwhile",
     )
-    env: dict[VariableName, Text] = Field(default_factory=dict, max_length=256)
+    env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
     cwd: RelativePath | None = Field(default=None, description="Below the working directory")
     files: dict[RelativePath, Base64] = Field(
         default_factory=dict, max_length=MAX_FILES, description="Written before the start; contents in base64"

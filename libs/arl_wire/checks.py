@@ -10,8 +10,10 @@ from typing import Any
 from pydantic import EncoderProtocol
 from pydantic_core import PydanticCustomError
 
-__all__ = ["StrictBase64", "is_deep", "no_nul", "relative_path", "small_json"]
+__all__ = ["StrictBase64", "argument", "is_deep", "no_nul", "relative_path", "small_json"]
 
+MAX_ARGUMENT = (128 << 10) - 130
+"""Bytes: with its end, and with the name before the value of a variable."""
 MAX_JSON = 64 << 10
 MAX_DEPTH = 64
 """Of arrays and objects in each other: whatever reads JSON by recursion can read it."""
@@ -24,6 +26,13 @@ def no_nul(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError("must be valid Unicode; lone surrogates are not") from None
+    return text
+
+
+def argument(text: str) -> str:
+    """Of a program, or the value of a variable: Linux starts none with a longer one (MAX_ARG_STRLEN in execve(2))."""
+    if (length := len(text.encode())) > MAX_ARGUMENT:
+        raise ValueError(f"has {length} bytes; Linux takes no more than {MAX_ARGUMENT}, use files or stdin")
     return text
 
 

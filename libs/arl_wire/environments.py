@@ -10,13 +10,13 @@ from arl_wire.actions import (
     HOST,
     MAX_FILES,
     MAX_MIB,
+    Argument,
     Base64,
     LabelKey,
     LabelValue,
     Name,
     RelativePath,
     TemplateName,
-    Text,
     VariableName,
 )
 from arl_wire.base import Strict
@@ -49,7 +49,7 @@ class CreateEnvironment(Strict):
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of what can be written in it")
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
     idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400, description="It ends when unused for so long")
-    env: dict[VariableName, Text] = Field(
+    env: dict[VariableName, Argument] = Field(
         default_factory=dict, max_length=256, description="Variables of every action in it; an action's own go first"
     )
     files: dict[RelativePath, Base64] = Field(

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AfterValidator
 
 from arl_gateway.routes import (
     ANY,
@@ -25,7 +26,18 @@ __all__ = ["router"]
 
 MAX_FILE_BYTES = 8 << 20
 BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-FilePath = Annotated[RelativePath, Path(description="Below the working directory")]
+
+
+def _as_sent(path: str) -> str:
+    """Two names that are no UTF-8 would be one."""
+    if "\N{REPLACEMENT CHARACTER}" in path:
+        raise ValueError("is not UTF-8 (percent-encoded)")
+    if path.endswith("/"):
+        raise ValueError("is that of a directory")
+    return path
+
+
+FilePath = Annotated[RelativePath, AfterValidator(_as_sent), Path(description="Below the working directory")]
 Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait until it is made")]
 
 router = APIRouter(prefix="/v1/environments", tags=["environments"])
