@@ -37,7 +37,6 @@ __all__ = [
     "wish_end_of_snapshot",
 ]
 
-
 ENSURE_QUEUE = text("""
     with made as (
         insert into queues (project_id, task)

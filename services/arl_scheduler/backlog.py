@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from arl_scheduler import repository
 from arl_scheduler.index import Index
 from arl_scheduler.leader import Leadership
-from arl_scheduler.repository import FIRST, Place, TermLost
+from arl_scheduler.repository import FIRST, Place
+from arl_scheduler.terms import TermLost
 from arl_store.tx import Store
 from arl_wire.internal import QueuedAction
 

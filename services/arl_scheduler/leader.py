@@ -4,7 +4,7 @@ import logging
 import time
 from uuid import UUID, uuid4
 
-from arl_scheduler import repository
+from arl_scheduler import terms
 from arl_store.tx import Store
 
 __all__ = ["Leadership"]
@@ -33,8 +33,8 @@ class Leadership:
         sent_at = time.monotonic()
         async with self._store.write() as tx:
             if not self._ensured:
-                await repository.ensure_cell(tx, cell=self._cell)
-            term = await repository.acquire_term(tx, cell=self._cell, holder=self._holder, ttl_s=self._ttl_s)
+                await terms.ensure_cell(tx, cell=self._cell)
+            term = await terms.acquire_term(tx, cell=self._cell, holder=self._holder, ttl_s=self._ttl_s)
         self._ensured = True
         if term is None:
             return False
@@ -50,7 +50,7 @@ class Leadership:
         if sent_at - self._renewed_at < self._ttl_s / 2:
             return True
         async with self._store.statement() as tx:
-            kept = await repository.renew_lease(tx, cell=self._cell, term=self.term, ttl_s=self._ttl_s)
+            kept = await terms.renew_lease(tx, cell=self._cell, term=self.term, ttl_s=self._ttl_s)
         if kept:
             self._renewed_at = sent_at
         else:
@@ -66,5 +66,5 @@ class Leadership:
         if self.term is None:
             return
         async with self._store.write() as tx:
-            await repository.resign(tx, cell=self._cell, term=self.term)
+            await terms.resign(tx, cell=self._cell, term=self.term)
         self.term = None

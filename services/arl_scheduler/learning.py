@@ -11,11 +11,11 @@ from arl_core.curves import Curves, main_resource
 from arl_core.estimates import CLASSES, Estimates
 from arl_core.fence import Fence
 from arl_core.model import ActionClass
-from arl_scheduler import estimate_rows, repository
+from arl_scheduler import estimate_rows, terms
 from arl_scheduler.estimate_rows import Run
 from arl_scheduler.homes import Hold
 from arl_scheduler.leader import Leadership
-from arl_scheduler.repository import TermLost
+from arl_scheduler.terms import TermLost
 from arl_store.tx import Store
 
 __all__ = ["Learning"]
@@ -86,7 +86,7 @@ class Learning:
             self._kept_at = time.monotonic()
         try:
             async with self._store.write() as tx:
-                await repository.hold_term(tx, cell=leadership.cell, term=leadership.term)
+                await terms.hold_term(tx, cell=leadership.cell, term=leadership.term)
                 await estimate_rows.keep_estimates(tx, changes)
         except TermLost:
             raise
@@ -100,7 +100,7 @@ class Learning:
         if leadership.term is None:
             raise TermLost
         async with self._store.write() as tx:
-            await repository.hold_term(tx, cell=leadership.cell, term=leadership.term)
+            await terms.hold_term(tx, cell=leadership.cell, term=leadership.term)
             await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
 
     def usual_s(self, cls: ActionClass) -> float:

@@ -11,38 +11,28 @@ from arl_core.model import Grant
 from arl_core.reclaim import Verdict
 from arl_core.states import Outcome
 from arl_scheduler.rows import NewAmounts, PollResult, poll_result, queued_rows
-from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, WriteTx
 from arl_wire.internal import QueuedAction
 
 __all__ = [
     "FIRST",
     "Place",
-    "TermLost",
-    "acquire_term",
-    "ensure_cell",
     "ensure_partitions",
     "grant",
-    "hold_term",
     "lose_environments",
     "poll",
     "queue_names",
     "queued_before",
     "reclaim",
-    "renew_lease",
-    "resign",
     "resize",
     "settle_queued",
+    "still_queued",
 ]
 
 
 Place = tuple[int, UUID]
 """admitted_xid and id of a queued row: the order of pages, which the index of queued rows has."""
 FIRST: Place = (0, UUID(int=0))
-
-
-class TermLost(Exception):
-    """Another scheduler leads; nothing of this transaction was written."""
 
 
 # One statement is one snapshot, so the mark it returns covers exactly the rows it did not see. A row whose
@@ -129,38 +119,6 @@ QUEUED_BEFORE = text(f"""
              limit :limit) as page
 """)  # noqa: S608 - constants of this module
 
-ENSURE_CELL = text("""
-    with term as (
-        insert into leader_term (cell, term) values (:cell, 0) on conflict do nothing
-    )
-    insert into leader_lease (cell, term, expires_at) values (:cell, 0, '-infinity') on conflict do nothing
-""")
-
-ACQUIRE_TERM = text("""
-    with free as (
-        select cell from leader_lease where cell = :cell and expires_at < now() for update
-    ), taken as (
-        update leader_term set term = term + 1, holder = :holder from free where leader_term.cell = free.cell
-     returning leader_term.cell, term
-    )
-    update leader_lease
-       set term = taken.term, expires_at = now() + make_interval(secs => :ttl_s)
-      from taken
-     where leader_lease.cell = taken.cell
- returning leader_lease.term
-""")
-
-RENEW_LEASE = text("""
-    update leader_lease set expires_at = now() + make_interval(secs => :ttl_s) where cell = :cell and term = :term
-""")
-
-RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :cell and term = :term")
-
-# Take-over updates this row and so waits for the last transaction of the old leader.
-HOLD_TERM = text(f"""
-    select pg_advisory_xact_lock_shared({WISHES}) from leader_term where cell = :cell and term = :term for share
-""")  # noqa: S608 - a constant
-
 # An environment that is to end takes no more actions, however late the hint of that wish is. Of a gang all are granted
 # or none is.
 GRANT = text("""
@@ -200,6 +158,14 @@ GRANT = text("""
       from decided as d
      where a.id = d.id
  returning a.id, a.grant_no
+""")
+
+STILL_QUEUED = text("""
+    select a.id
+      from actions as a
+      join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as d (id, grant_no) on d.id = a.id
+     where a.state = 'queued'
+       and a.grant_no = d.grant_no - 1
 """)
 
 SETTLE_QUEUED = text("""
@@ -293,6 +259,12 @@ QUEUE_NAMES = text("""
 """)
 
 
+async def still_queued(tx: ReadTx, refused: Mapping[UUID, int]) -> set[UUID]:
+    """Those that wait as they did when they were to be granted, each under this grant_no."""
+    rows = await tx.fetch(STILL_QUEUED, {"ids": list(refused), "grant_nos": list(refused.values())})
+    return {row.id for row in rows}
+
+
 async def queue_names(tx: ReadTx, ids: Collection[int]) -> dict[int, tuple[str, str]]:
     """Project and task of each queue."""
     rows = await tx.fetch(QUEUE_NAMES, {"ids": sorted(ids)})
@@ -314,29 +286,6 @@ async def queued_before(tx: ReadTx, *, mark: int, after: Place, limit: int) -> t
     if row.found == 0:
         return [], None
     return queued_rows(row.queued), (int(row.last_xid), row.last_id) if row.found == limit else None
-
-
-async def ensure_cell(tx: WriteTx, *, cell: str) -> None:
-    await tx.execute(ENSURE_CELL, {"cell": cell})
-
-
-async def acquire_term(tx: WriteTx, *, cell: str, holder: UUID, ttl_s: float) -> int | None:
-    row = await tx.first(ACQUIRE_TERM, {"cell": cell, "holder": holder, "ttl_s": ttl_s})
-    return None if row is None else int(row.term)
-
-
-async def renew_lease(tx: WriteTx, *, cell: str, term: int, ttl_s: float) -> bool:
-    return await tx.execute(RENEW_LEASE, {"cell": cell, "term": term, "ttl_s": ttl_s}) == 1
-
-
-async def resign(tx: WriteTx, *, cell: str, term: int) -> None:
-    await tx.execute(RESIGN, {"cell": cell, "term": term})
-
-
-async def hold_term(tx: WriteTx, *, cell: str, term: int) -> None:
-    """First statement of every leader transaction: until its commit nobody else takes over."""
-    if await tx.first(HOLD_TERM, {"cell": cell, "term": term}) is None:
-        raise TermLost
 
 
 async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UUID]) -> frozenset[Fence]:

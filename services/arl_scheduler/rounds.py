@@ -22,7 +22,7 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_kit.telemetry import current_traceparent, new_traceparent
-from arl_scheduler import repository
+from arl_scheduler import repository, terms
 from arl_scheduler.backlog import read_backlog
 from arl_scheduler.clock import DatabaseClock
 from arl_scheduler.hints import hint_ends, hint_grants
@@ -32,11 +32,11 @@ from arl_scheduler.learning import Learning
 from arl_scheduler.losses import lost
 from arl_scheduler.mailbox import Mail, Mailbox
 from arl_scheduler.metrics import SchedulerMetrics
-from arl_scheduler.repository import TermLost
 from arl_scheduler.resizing import Resizing
 from arl_scheduler.rows import NewAmounts, PollResult
 from arl_scheduler.settings import SchedulerSettings
 from arl_scheduler.straggling import Straggling
+from arl_scheduler.terms import TermLost
 from arl_scheduler.traces import Traces
 from arl_store.tx import Store
 from arl_store.wake import Notifier
@@ -71,6 +71,8 @@ class Rounds:
         self._settings = settings
         self._policy = policy or FirstComeFirstServed()
         self.leadership = Leadership(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
+        self._doubted: set[UUID] = set()
+        """What the last round was refused that waits all the same."""
         self._failpoints = Failpoints(settings.failpoints)
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
@@ -172,7 +174,7 @@ class Rounds:
         if written:
             self._failpoints.hit("scheduler.before_shrink_commit")
             async with self._store.write() as tx:
-                await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+                await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
                 taken = await repository.resize(tx, written, confirmed=True)
             self._resized(index, [change for change in written if change.fence in taken], "shrunk")
         self._resizing.ask(index.holds, index.nodes, asked)
@@ -243,7 +245,7 @@ class Rounds:
 
     async def _apply_reclaim(self, index: Index, verdicts: tuple[Verdict, ...], away: list[int]) -> None:
         async with self._store.write() as tx:
-            await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
             if away:
                 await repository.lose_environments(tx, away, away_s=self._settings.node_away_s)
             reclaimed = await repository.reclaim(tx, verdicts) if verdicts else frozenset()
@@ -267,7 +269,7 @@ class Rounds:
         if not due:
             return frozenset()
         async with self._store.write() as tx:
-            await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
             settled = await repository.settle_queued(tx, due)
             if mates := index.offers.broken({id: due[id] for id in settled}):
                 due = {**due, **mates}
@@ -303,7 +305,8 @@ class Rounds:
             self._traces.round(taken, began=began, decided=decided_at, ended=self._clock.now())
         hint_grants(self._peers, index.nodes, taken)
         self._resizing.ask(index.holds, index.nodes, [*shrinks, *growths])
-        await self._drop_refused(index, [grant.fence.action_id for grant in decided if grant.fence not in granted])
+        missing = [grant.fence for grant in decided if grant.fence not in granted]
+        await self._drop_refused(index, {fence.action_id: fence.grant_no for fence in missing})
         return bool(decided)
 
     async def _commit(
@@ -317,7 +320,7 @@ class Rounds:
         epochs = {node.id: node.epoch for node in index.nodes.values()}
         self._failpoints.hit("leader.between_decision_and_lock")
         async with self._store.write() as tx:
-            await repository.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
             self._failpoints.hit("leader.between_lock_and_update")
             if decided:
                 granted = await repository.grant(tx, decided, epochs=epochs)
@@ -329,14 +332,25 @@ class Rounds:
         self._metrics.grants.inc(len(granted))
         return granted, grown
 
-    async def _drop_refused(self, index: Index, refused: list[UUID]) -> None:
-        """What Postgres did not grant was cancelled or is late; anything else shows that the index is stale."""
-        if not refused:
+    async def _drop_refused(self, index: Index, refused: Mapping[UUID, int]) -> None:
+        """What Postgres did not grant was cancelled or is late, is over, or waits for a wish that the next poll reads.
+
+        Refused after that poll too, it shows that the index is stale.
+        """
+        left = refused.keys() - await self._settle(index, dict.fromkeys(refused, (Outcome.CANCELLED, None)))
+        left -= await self._settle(index, dict.fromkeys(left, (Outcome.DEADLINE_IN_QUEUE, None)))
+        if not left:
+            self._doubted = set()
             return
-        settled = await self._settle(index, dict.fromkeys(refused, (Outcome.CANCELLED, None)))
-        settled |= await self._settle(index, dict.fromkeys(refused, (Outcome.DEADLINE_IN_QUEUE, None)))
-        if settled != frozenset(refused):
+        async with self._store.read() as tx:
+            waiting = await repository.still_queued(tx, {id: refused[id] for id in left})
+        index.refused(left - waiting)
+        self.mailbox.asked = True
+        doubted, self._doubted = self._doubted, waiting
+        if waiting & doubted:
+            log.warning("%d actions that seem to fit are refused, rebuilding the index", len(waiting))
             self._index = None
+            await asyncio.sleep(AFTER_ERROR_S)
 
     async def _keep_partitions(self) -> None:
         if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:

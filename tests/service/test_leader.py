@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from arl_core.fence import Fence
 from arl_core.model import Grant
-from arl_scheduler import repository
+from arl_scheduler import repository, terms
 from arl_scheduler.leader import Leadership
-from arl_scheduler.repository import TermLost
+from arl_scheduler.terms import TermLost
 from arl_store.tx import Store
 from support.rows import Rows, rows_in, store_of
 
@@ -61,7 +61,7 @@ class TestAcquire:
         await rows.execute(LEASE_RAN_OUT)
         grant = Grant(fence=Fence(action, 1), node=node, amounts={"cpu_milli": 1000})
         async with store.write() as tx:
-            await repository.hold_term(tx, cell="default", term=1)
+            await terms.hold_term(tx, cell="default", term=1)
             taking_over = asyncio.create_task(new.acquire())
             await rows.until_value(1, WAITS_FOR_A_LOCK)
             granted = await repository.grant(tx, [grant], epochs={node: UUID(int=7)})
@@ -70,7 +70,7 @@ class TestAcquire:
         assert await taking_over
         with pytest.raises(TermLost):
             async with store.write() as tx:
-                await repository.hold_term(tx, cell="default", term=1)
+                await terms.hold_term(tx, cell="default", term=1)
         assert (await rows.of(action))["grant_no"] == 1
 
 
@@ -101,7 +101,7 @@ class TestRenew:
         leader = a_contender(store, ttl_s=0.0)
         await leader.acquire()
         async with store.write() as tx:
-            await repository.hold_term(tx, cell="default", term=1)
+            await terms.hold_term(tx, cell="default", term=1)
             assert await asyncio.wait_for(leader.renew_if_due(), 5)
 
 

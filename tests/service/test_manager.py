@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -21,7 +20,7 @@ from support.builders import EPOCH
 from support.conditions import eventually
 from support.cpu import Cpu, managing
 from support.executor import FakeExecutor
-from support.rows import AMOUNTS, Rows, rows_in
+from support.rows import Rows, rows_in
 
 TAKEN_AWAY = "update actions set state = 'queued', admitted_xid = pg_current_xact_id() where id = $1"
 WISHED = "update actions set cancel_requested_at = now() where id = $1"
@@ -376,20 +375,6 @@ class TestEnvironments:
         await rows.until_state(action, "settled")
         assert await rows.state(action) == ("settled", "infra_error", "environment_lost")
         assert cpu.executor.started == []
-
-    async def test_one_that_has_the_name_of_an_earlier_one_is_not_lost_with_that(self, cpu: Cpu, rows: Rows) -> None:
-        environment = await self.idle(cpu)
-        late: dict[str, Any] = {"scope": "trajectory", "names": uuid4()}
-        action = await cpu.granted(trajectory="x", environment_id=environment, **late)
-        await rows.until_state(action, "settled")
-        assert await rows.state(action) == ("settled", "infra_error", "environment_lost")
-        assert await rows.value("select lost_at from environments where id = $1", environment) is None
-        other = await cpu.granted(trajectory="z", environment_id=uuid4(), **late)
-        await rows.until_state(other, "settled")
-        assert await rows.value("select count(*) from environments where trajectory = 'z'") == 0
-        rest = {name: whole - AMOUNTS[name] * (name != "cpu_milli") for name, whole in WHOLE_NODE.items()}
-        cpu.executor.finish(await cpu.running(amounts=rest))
-        await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
 
 
 class TestLease:

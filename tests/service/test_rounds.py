@@ -16,6 +16,7 @@ from arl_scheduler import repository
 from arl_scheduler.rounds import Rounds
 from arl_wire.internal import GrantBatch
 from support.builders import EPOCH
+from support.conditions import eventually
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in, store_of
 from support.scheduler import leading
@@ -181,6 +182,42 @@ class TestQueuedEnds:
             assert await repository.reclaim(tx, [seen]) == frozenset()
         assert (await rows.of(action))["state"] == "running"
 
+    async def test_a_pause_that_a_round_did_not_know_of_costs_one_poll(
+        self, rows: Rows, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """And no look at everything that waits."""
+        node = await rows.node(cores=1)
+        running = await rows.action(state="running", node_id=node)
+        waiting = await rows.action()
+        async with leading(rows, poll_busy_s=1.0) as rounds:
+            marker = await rows.action(deadline_at=await rows.value("select now()"))
+            await rows.until_state(marker, "settled")
+            await rows.execute("update queues set paused_at = now()")
+            await rows.unguarded("update actions set state = 'settled', outcome = 'ok' where id = $1", running)
+            rounds.mailbox.freed([Fence(running, 1)])
+            late = await rows.action(deadline_at=await rows.value("select now()"))
+            await rows.until_state(late, "settled")
+            await rows.execute("update queues set paused_at = null")
+            rounds.mailbox.admitted([])
+            await rows.until_state(waiting, "granted")
+        assert "rebuilding" not in caplog.text
+
+    async def test_what_is_refused_whatever_is_known_of_it_is_read_anew_once(
+        self, rows: Rows, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        home = await rows.environment("x", await rows.node(cores=8))
+        async with leading(rows):
+            inside = await rows.action(trajectory="x", scope="trajectory")
+            await rows.until_state(inside, "granted")
+            # No poll sees this.
+            await rows.execute("update environments set delete_requested_at = now() where id = $1", home)
+            refused = "update actions set state = 'queued', reason = 'full', admitted_xid = pg_current_xact_id()"
+            await rows.unguarded(f"{refused} where id = $1", inside)
+            await eventually(lambda: _has_logged(caplog, "rebuilding"))
+            for _ in range(5):
+                await rows.until_state(await rows.action(), "granted")
+        assert caplog.text.count("rebuilding the index") == 1
+
     async def test_what_waits_for_a_lost_environment_settles(self, rows: Rows) -> None:
         node = await rows.node()
         await rows.environment("x", node, lost_at=await rows.value("select now()"))
@@ -188,6 +225,10 @@ class TestQueuedEnds:
         async with leading(rows):
             await rows.until_state(action, "settled")
         assert await rows.state(action) == ("settled", "infra_error", "environment_lost")
+
+
+async def _has_logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return text in caplog.text
 
 
 async def _is_leading(rounds: Rounds) -> bool:
