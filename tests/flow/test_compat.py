@@ -222,6 +222,10 @@ class TestVllm:
         said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})
         assert np.frombuffer(b64decode(said["data"][0]["data"]), "<f4")[-1] == about(score)
 
+    async def test_fewer_dimensions_than_there_are_can_not_be_had(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/v1/embeddings", json={"model": "quality", "input": "x", "dimensions": 8})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "dimensions")
+
     async def test_a_rollout_of_32k_tokens_is_scored(self, api: httpx.AsyncClient) -> None:
         """By its beginning, where the model reads no more; a trainer would die of a refusal."""
         said = await json_of(api, "/classify", {"input": f"{TEXTS[0]} " + "word " * (32 << 10)})

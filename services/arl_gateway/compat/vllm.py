@@ -43,6 +43,7 @@ class PoolingRequest(BaseModel):
     input: str | list[str] | list[int] | list[list[int]] | None = None
     messages: list[Message] | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, description="Refused: an answer has as many as the service's head")
     use_activation: bool | None = Field(
         default=None,
         validation_alias=AliasChoices("use_activation", "activation"),
@@ -98,6 +99,9 @@ async def _scored(
 
 
 def _items(body: PoolingRequest, kind: str) -> list[ScoreItem]:
+    if body.dimensions is not None:
+        message = "is not supported: an answer has as many as the service's head; leave it out"
+        raise ValidationFailed(f"dimensions {message}", errors=[FieldError(field="dimensions", message=message)])
     if body.messages is not None and body.input is None:
         return [conversation(body.messages, field="messages")]
     given: Any = body.input
