@@ -265,7 +265,7 @@ def _order(snapshot: Snapshot, action: Waiting, policy: Policy) -> Iterator[tupl
     """Id, task and priority of those that could use what it needs, in the order in which the policy looks at them."""
     buckets = [bucket for bucket in snapshot.waiting.buckets() if _competes(bucket, action)]
     if isinstance(policy, Spar) and action.cls.shape is not Shape.GROUP:
-        return _fair_order(snapshot, buckets, policy)
+        return _fair_order(snapshot, buckets, policy, action)
     return _plain_order(snapshot, buckets, policy)
 
 
@@ -274,13 +274,18 @@ def _competes(bucket: Bucket, action: Waiting) -> bool:
     return bucket.cls.shape is action.cls.shape and (home is None or bucket.key.node in (home, None))
 
 
-def _fair_order(snapshot: Snapshot, buckets: list[Bucket], policy: Spar) -> Iterator[tuple[UUID, int, int]]:
+def _fair_order(
+    snapshot: Snapshot, buckets: list[Bucket], policy: Spar, action: Waiting
+) -> Iterator[tuple[UUID, int, int]]:
+    """Without those that a quota holds back; of one that is held back itself, all."""
+    room = snapshot.quotas.room()
+    room = room if room is None or room.has(action) else None
     total = Loads(snapshot).total
     shares_s = {bucket.cls.key: _share_s(snapshot, bucket.cls, total) for bucket in buckets}
     tasks: dict[int, list[Bucket]] = {}
     for bucket in buckets:
         tasks.setdefault(bucket.key.task, []).append(bucket)
-    walk = fair_walk(snapshot, tasks, policy.constants)
+    walk = fair_walk(snapshot, tasks, policy.constants, room)
     while (head := walk.head) is not None:
         yield head.id, head.task, head.priority
         walk.advance(shares_s[head.cls.key])

@@ -68,6 +68,7 @@ class Admission:
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = Fleet()
+        self._looking = asyncio.Lock()
         self._homes = KnownHomes()
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
@@ -170,17 +171,26 @@ class Admission:
         self._peers.hint(f"{self._settings.scheduler_url}/internal/admitted", AdmittedHint(actions=actions))
 
     async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:
-        now = time.monotonic()
-        age_s = now - self._fleet.read_at
-        if age_s < (CAPACITY_REFRESH_S if self._fleet.has_all(items) else UNKNOWN_REFRESH_S):
+        """Who comes while others look goes by what was seen before, if anything was."""
+        if self._is_fresh(items) or (self._looking.locked() and self._fleet.read_at > float("-inf")):
             return
-        self._fleet.read_at, removals = now, -1
+        async with self._looking:
+            if not self._is_fresh(items):
+                await self._look_at_fleet()
+
+    def _is_fresh(self, items: Sequence[AdmitItem]) -> bool:
+        age_s = time.monotonic() - self._fleet.read_at
+        return age_s < (CAPACITY_REFRESH_S if self._fleet.has_all(items) else UNKNOWN_REFRESH_S)
+
+    async def _look_at_fleet(self) -> None:
+        began, removals = time.monotonic(), -1
         while removals != self._fleet.removals:
             removals = self._fleet.removals
             async with self._store.read() as tx:
                 rows = await repository.node_capacities(tx)
                 registered = await registered_services(tx)
         self._fleet.read(rows, registered)
+        self._fleet.read_at = began
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer | Exception | None]:
         """Why no node could ever run them. One that is there already is what its key stands for, whatever nodes are."""

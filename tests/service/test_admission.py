@@ -148,6 +148,14 @@ class TestRefusals:
             assert [problem.errors[0].field for problem in problems] == ["demand.cpu", "demand.memory_mib"]
             assert await rows.value("select count(*) from actions") == 2
 
+    async def test_the_first_ones_of_all_wait_for_the_first_look_at_the_nodes(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            await rows.node(cores=2)
+            admission = Admission(store, RecordingPeers(), SETTINGS)
+            large = [admission.admit([an_item(rows, demand={"cpu": 64})]) for _ in range(3)]
+            answers = [each.items[0] for each in await asyncio.gather(*large)]
+            assert [answer.problem and answer.problem.code for answer in answers] == ["demand_impossible"] * 3
+
     async def test_what_no_single_node_has_at_once_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("wide", cores=8, memory_mib=1000)

@@ -13,6 +13,7 @@ from arl_core.fairness import Shares
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.quotas import Quota, Quotas
 from arl_core.rules import Basis, Rule
 from arl_core.snapshot import Snapshot
 from arl_core.spar import Spar
@@ -55,6 +56,15 @@ def explained(
     snapshot = a_snapshot(queued=queued, pools=pools, running=running)
     snapshot = replace(snapshot, curves=curves or learnt(), shares=shares or Shares())
     return explain(snapshot, queued[-1], policy)
+
+
+def test_what_a_quota_holds_back_goes_before_nobody() -> None:
+    quotas = Quotas()
+    quotas.set({1: Quota(actions=1)}, [(1, {"cpu_milli": 1000})])
+    queued = [*(of_task(1, number) for number in range(1, 4)), of_task(2, 4)]
+    snapshot = replace(a_snapshot(queued=queued, pools=[BUSY]), curves=learnt(), quotas=quotas)
+    found = explain(snapshot, queued[-1], SPAR)
+    assert (found.rule, found.ahead) == (Rule.WAITS_FOR_CAPACITY, Ahead())
 
 
 class TestRule:
