@@ -235,6 +235,19 @@ class TestWait:
         answer = await self.wait(api, action, unknown, action, timeout_s=0)
         assert answer == {"settled": [], "pending": [str(action)], "unknown": [str(unknown)]}
 
+    async def test_large_results_come_a_few_at_a_time_and_small_ones_together(
+        self, api: httpx.AsyncClient, rows: Rows
+    ) -> None:
+        ids = [await rows.action(state="settled", outcome="ok") for _ in range(60)]
+        add = "insert into action_results (id, grant_no, stdout, stdout_bytes) values ($1, 1, $2, $3)"
+        for number, id in enumerate(ids):
+            size = 6 << 20 if number >= 50 else 10
+            await rows.execute(add, id, b"x" * size, size)
+        small, large = await self.wait(api, *ids[:50]), await self.wait(api, *ids[50:])
+        assert (len(small["settled"]), small["pending"]) == (50, [])
+        assert [each["id"] for each in large["settled"]] == [str(id) for id in ids[50:54]]
+        assert large["pending"] == [str(id) for id in ids[54:]]
+
     async def test_two_hundred_waiters_cost_few_queries(self, rows: Rows, shared: str) -> None:
         ids = [await rows.action() for _ in range(200)]
         caller = Caller(1, rows.project, "p", frozenset())
