@@ -59,8 +59,9 @@ def files(
     """List the files in a directory of an environment."""
     with connected(directory) as tangram:
         for entry in tangram.list_files(id, path, recursive=recursive):
-            leads = f" -> {entry.target}" if entry.target is not None else ""
-            stdout.print(f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {entry.path}{leads}", markup=False)
+            leads = f" -> {_shown(entry.target)}" if entry.target is not None else ""
+            line = f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {_shown(entry.path)}{leads}"
+            stdout.print(line, markup=False, soft_wrap=True)
 
 
 @group.command("pull")
@@ -94,3 +95,8 @@ def _line(each: Environment) -> str:
     size = f"{each.memory_mib} MiB memory  {each.disk_mib} MiB disk"
     reason = f" ({each.end_reason})" if each.end_reason else ""
     return f"{each.id}  {each.state}{reason}  {where}  {size}  last used {each.last_used_at:%Y-%m-%d %H:%M:%S}"
+
+
+def _shown(name: str) -> str:
+    """An action may have named its files for a terminal that obeys them."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from arl_cpu.templates.store import Opened, Store
 
 from . import unsafe_local, workdir
-from .cgroups import Group, NoGroup, Tree, until
+from .cgroups import Group, NoGroup, Tree, Usage, until
 from .channel import Channel
 from .drivers import Driver
 from .loop import Loop
@@ -117,6 +117,8 @@ class Cell:
         self.group: Group = NoGroup()
         self.workers: set[Worker] = set()
         """At work on its files; it is not removed before they have ended."""
+        self.usage: Usage | None = None
+        """After the last attempt. While it is frozen only workers use anything, and after them it is not known."""
         self._mounts: int | None = None
         self.number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

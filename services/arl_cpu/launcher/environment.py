@@ -15,7 +15,6 @@ from arl_cpu.templates.store import Opened
 from . import interpreter, workdir
 from .attempt import Attempt, Capture, Cause
 from .cells import Cell, Host, Owner, Pool
-from .cgroups import Usage
 from .channel import content_of
 from .mounts import WORKSPACE
 from .native import AUTO, PYTHON
@@ -59,8 +58,6 @@ class Environment:
         self._loss: str | None = None
         self._variables: dict[str, str] = {}
         """Of every action in it."""
-        self._usage: Usage | None = None
-        """After the last attempt; nothing is used while the environment is frozen."""
         self._left_open: list[Capture] = []
         self._has_left_behind = False
         # For a single source the agent in Python forks itself, where the one in C would have to start an interpreter.
@@ -229,7 +226,7 @@ class Environment:
         try:
             self._allow(attempt.given, of_all=self._has_left_behind)
             self._cell.group.thaw()
-            attempt.usage_before = self._usage or self._cell.group.usage()
+            attempt.usage_before = self._cell.usage or self._cell.group.usage()
             self._cell.group.reset_peak()
             self._send_start(attempt)
         except ConnectionError:
@@ -337,8 +334,12 @@ class Environment:
         self.attempt = None
         attempt.cancel_timer()
         attempt.finish()
-        self._usage = usage = self._cell.group.usage()
-        peak_kib = self._cell.group.peak_kib()
+        usage, peak_kib = attempt.usage_before, 0
+        with suppress(
+            OSError
+        ):  # with no file left to open, what it used is not known, and its end is told all the same
+            self._cell.usage = usage = self._cell.group.usage()
+            peak_kib = self._cell.group.peak_kib()
         self._has_left_behind |= bool(attempt.ended and attempt.ended.get("left_behind"))
         for capture in attempt.captures:
             if not capture.is_open:

@@ -54,17 +54,12 @@ _UTIMENSAT: Numbers = (280, 88)
 _FCNTL: Numbers = (72, 25)
 _AT_FIRST: dict[str, Numbers] = {
     "pidfd_open": (434, 434),
-    "prlimit64": (302, 261),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
-    "sched_setaffinity": (203, 122),
-    "sched_setattr": (314, 274),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
     "tgkill": (234, 131),
     "tkill": (200, 130),
 }
-"""Calls whose first argument is a process."""
+"""Calls that send a signal to their first argument, or open it."""
 _KILL: Numbers = (62, 129)
 
 
@@ -77,6 +72,8 @@ def around_environment(*, has_cgroup: bool, owns_files: bool, machine: str = MAC
         # With no path it is about an opened file. A pointer has two halves.
         low, high = ARGUMENTS[1], ARGUMENTS[1] + 4
         rules.append(seccomp.unless_both_zero(number, low, high, _REFUSED))
+    if owns_files:
+        rules.append(seccomp.sparing_all_others(machine, _REFUSED))
     types = tuple(kind | flags for kind in _SOCK_TYPE for flags in _SOCK_FLAGS)
     rules.append(unless_argument_is(SOCKETPAIR[machine], ARGUMENTS[1], types, _REFUSED))
     if (number := _on(_FCNTL, machine)) is not None:
@@ -89,6 +86,7 @@ def around_environment(*, has_cgroup: bool, owns_files: bool, machine: str = MAC
 def around_action(agent: int, machine: str = MACHINE) -> bytes:
     """For what an action runs: the agent, a process of the same uid, is out of its reach."""
     rules = [if_argument_is(number, ARGUMENTS[0], (agent,), _REFUSED) for number in _numbers(_AT_FIRST, machine)]
+    rules.append(seccomp.sparing(agent, machine, _REFUSED))
     if (number := _on(_KILL, machine)) is not None:
         its_group = _ANY_PROCESS + 1 - agent
         rules.append(if_argument_is(number, ARGUMENTS[0], (agent, its_group, _ANY_PROCESS), _REFUSED))

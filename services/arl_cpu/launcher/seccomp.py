@@ -19,6 +19,8 @@ __all__ = [
     "only",
     "program",
     "refuse",
+    "sparing",
+    "sparing_all_others",
     "unless_argument_is",
     "unless_both_zero",
 ]
@@ -75,6 +77,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
     "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
@@ -106,6 +109,18 @@ _CLONE3 = 435
 _SOCKET = {X86_64: 41, AARCH64: 198}
 SOCKETPAIR = {X86_64: 53, AARCH64: 199}
 IOCTL = {X86_64: 16, AARCH64: 29}
+_OF_A_PROCESS = {
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+}
+"""Calls that change a process, their first argument; 0 is the one that calls."""
+SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
+PRIO_PROCESS, PRIO_USER, IOPRIO_WHO_PROCESS, IOPRIO_WHO_USER = 0, 2, 1, 3
+_INIT = 1
+"""The agent, in a pid namespace. Without files, time or memory it would fail, and its action's failure be our trouble."""
 _BOUNDED_BY_CGROUPS = {
     "memfd_create": (319, 279),  # memory that no process has mapped is nobody's to count
     "sched_setaffinity": (203, 122),
@@ -132,6 +147,7 @@ def program(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> 
     code = [_prologue(machine), first]
     denied = _DENIED if has_cgroup else {**_DENIED, **_BOUNDED_BY_CGROUPS}
     code += [refuse(pair[machine == AARCH64], refused) for pair in denied.values()]
+    code.append(sparing(_INIT, machine, refused))
     # glibc falls back to clone, whose flags a filter can read.
     code.append(refuse(_CLONE3, _ERRNO | errno.ENOSYS))
     code.append(_if_called(_CLONE[machine], ARGUMENTS[0], [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused))
@@ -139,6 +155,30 @@ def program(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> 
     for number in (_SOCKET[machine], SOCKETPAIR[machine]):
         code.append(unless_argument_is(number, ARGUMENTS[0], _SOCKET_FAMILIES, refused))
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def sparing(process: int, machine: str, verdict: int) -> bytes:
+    """One process of the same uid is out of reach of what changes limits and priorities, by its number or its user."""
+    at = machine == AARCH64
+    rules = [
+        if_argument_is(number, ARGUMENTS[0], (process,), verdict)
+        for pair in _OF_A_PROCESS.values()
+        if (number := pair[at]) is not None
+    ]
+    for numbers, of_user in ((SETPRIORITY, PRIO_USER), (IOPRIO_SET, IOPRIO_WHO_USER)):
+        rules.append(if_argument_is(numbers[at], ARGUMENTS[0], (of_user,), verdict))
+        rules.append(if_argument_is(numbers[at], ARGUMENTS[1], (process,), verdict))
+    return b"".join(rules)
+
+
+def sparing_all_others(machine: str, verdict: int) -> bytes:
+    """Likewise every process but the one that calls: where others of the same uid are somebody else's."""
+    at = machine == AARCH64
+    rules = [unless_argument_is(pair[at], ARGUMENTS[0], (0,), verdict) for pair in _OF_A_PROCESS.values()]
+    for numbers, of_process in ((SETPRIORITY, PRIO_PROCESS), (IOPRIO_SET, IOPRIO_WHO_PROCESS)):
+        rules.append(unless_argument_is(numbers[at], ARGUMENTS[0], (of_process,), verdict))
+        rules.append(unless_argument_is(numbers[at], ARGUMENTS[1], (0,), verdict))
+    return b"".join(rules)
 
 
 def only(rules: bytes, machine: str = MACHINE) -> bytes:

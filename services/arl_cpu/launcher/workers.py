@@ -132,6 +132,7 @@ class Workers:
     def _forget(self, fence: Fence, work: "_Work") -> None:
         del self._works[fence]
         work.cell.workers.discard(work)
+        work.cell.usage = None
         work.asker.close()
         if work.overdue is not None:
             work.overdue.cancel()

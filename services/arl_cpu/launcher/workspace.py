@@ -68,7 +68,12 @@ class Workspace:
                 message = f"fetch is limited to {FETCH_LIMIT_BYTES} bytes in all; {path!r} has {found.st_size}"
             elif stat.S_ISREG(found.st_mode):
                 left -= found.st_size
-                channel.send({"op": "file", "number": number, "size": found.st_size}, [file])
+                try:
+                    channel.send({"op": "file", "number": number, "size": found.st_size}, [file])
+                except OSError as error:
+                    if error.errno != errno.ETOOMANYREFS:
+                        raise
+                    message = message or "too many open files are on their way between processes of this user"
             os.close(file)
         return message
 

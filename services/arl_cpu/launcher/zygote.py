@@ -154,7 +154,7 @@ def _serve(channel: Channel, driver: Driver, native: int | None) -> NoReturn:
             elif (answer := makings[fd].advance()) is not None:
                 poller.unregister(fd)
                 makings.pop(fd).close()
-                channel.send(answer)
+                _answer(channel, answer)
 
 
 def _begin(channel: Channel, driver: Driver, native: int | None) -> "_Making | None":
@@ -168,10 +168,17 @@ def _begin(channel: Channel, driver: Driver, native: int | None) -> "_Making | N
         ticket = message["ticket"]
         return _Making(message, files, driver, native)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        channel.send({"ticket": ticket, "pid": 0, "error": str(error)[:_MAX_ERROR]})
+        _answer(channel, {"ticket": ticket, "pid": 0, "error": str(error)[:_MAX_ERROR]})
         return None
     finally:
         _close(files)
+
+
+def _answer(channel: Channel, message: Mapping[str, Any]) -> None:
+    try:
+        channel.send(message)
+    except ConnectionError:
+        os._exit(0)  # the launcher has died
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +195,9 @@ class _Making:
 
     def __init__(self, message: Mapping[str, Any], files: Sequence[int], driver: Driver, native: int | None) -> None:
         self._ticket, self._host_id = message["ticket"], message.get("host_id")
-        wanted = json.loads(content_of(files[0])) if message.get("is_work") else None
+        is_work = bool(message.get("is_work"))
         agent, join = _Agent(files[0], driver, native), message.get("join", ())
-        self._is_mapped = not driver.zygote_unshares or wanted is not None
+        self._is_mapped = not driver.zygote_unshares or is_work
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._middle = os.fork()
@@ -199,8 +206,9 @@ class _Making:
             theirs.close()
             raise
         if self._middle == 0:
-            if wanted is not None:
-                _be_middle_of_work(theirs, files[1:], wanted)
+            self._channel.close()  # with it open, it would wait for the zygote for ever where that has died
+            if is_work:
+                _be_middle_of_work(theirs, files)
             _be_middle(theirs, agent, join)
         theirs.close()
 
@@ -245,14 +253,15 @@ def _be_middle(to_zygote: socket.socket, agent: _Agent, join: Sequence[str]) -> 
         os._exit(0)
 
 
-def _be_middle_of_work(to_zygote: socket.socket, files: Sequence[int], wanted: Mapping[str, Any]) -> NoReturn:
-    """Its own end makes the worker the launcher's child."""
+def _be_middle_of_work(to_zygote: socket.socket, files: Sequence[int]) -> NoReturn:
+    """Its own end makes the worker the launcher's child. What is wanted is read here, for no later fork to have."""
     try:
+        wanted = json.loads(content_of(files[0]))
         pid = os.fork()
         if pid == 0:
-            worker.run(files[0], files[1] if len(files) > 1 else None, wanted)
+            worker.run(files[1], files[2] if len(files) > 2 else None, wanted)
         to_zygote.sendall(_PID.pack(pid))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         to_zygote.sendall(b"error " + str(error).encode())
     finally:
         os._exit(0)
