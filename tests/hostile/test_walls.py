@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ async def what_worked(sandbox: Bench, attempts: str, environment: EnvironmentSpe
     """Run named attempts inside; those that did not raise."""
     source = f"{REFUSED}\nsurvivors({attempts})"
     report = await sandbox.run(a_program(source, environment=environment or an_environment(scope="ephemeral")))
-    assert report.outcome == "ok", report
+    assert report.outcome == "ok", report.stderr.kept
     worked: list[str] = json.loads(report.stdout.kept)
     return worked
 
@@ -306,6 +307,48 @@ except OSError:
         report = await sandbox.run(a_program(source, environment=trajectory))
         assert (report.environment_lost, report.signal) in ((False, None), (False, signal.SIGSTOP)), report
         assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
+
+    async def test_the_agent_s_limits_and_priority_are_out_of_reach(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
+        """With them an action could make of its failure, or of the next one's, trouble of ours."""
+        agent = "os.getppid()" if sandbox.enforcement["driver"] == "landlock" else "1"
+        attempts = """
+            **{name: lambda act=act: act(AGENT) for name, act in {
+                "files": lambda pid: __import__("resource").prlimit(pid, 7, (0, 0)),
+                "memory": lambda pid: __import__("resource").prlimit(pid, 9, (0, 0)),
+                "nice": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+                "group": lambda pid: os.setpriority(os.PRIO_PGRP, pid, 19),
+                "idle": lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+                "cores": lambda pid: os.sched_setaffinity(pid, {0}),
+                "disk": lambda pid: call(251, 1, pid, 3 << 13),
+            }.items()},
+            user=lambda: os.setpriority(os.PRIO_USER, 0, 15), disk_user=lambda: call(251, 3, os.getuid(), 3 << 13),
+        """.replace("AGENT", agent)
+        assert await what_worked(sandbox, attempts, trajectory) == []
+        own = "import os, resource; os.nice(1); resource.setrlimit(7, (64, 64)); resource.prlimit(0, 0, (9, 9))"
+        assert (await sandbox.run(a_program(own, environment=trajectory))).outcome == "ok"
+        assert (await sandbox.run(a_command("false", environment=trajectory))).outcome == "user_error"
+
+    async def test_files_on_their_way_make_no_trouble_of_ours(self, sandbox: Bench) -> None:
+        source = """
+import array, os, resource, socket, sys
+open("done", "w").write("x")
+most, pairs = resource.getrlimit(resource.RLIMIT_NOFILE)[0], []
+file = array.array("i", [os.open("done", os.O_RDONLY)] * 250)
+try:
+    for _ in range(most // 250 + 8):
+        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file)])
+except OSError:
+    pass
+if os.fork() == 0:
+    import time
+    time.sleep(60)
+os._exit(1)
+"""
+        report = await sandbox.run(replace(a_program(source), fetch=("done",)))
+        assert report.outcome == "user_error", report
 
     async def test_an_interrupt_ends_a_command_as_it_does_outside(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", "kill -INT $$; sleep 5"))

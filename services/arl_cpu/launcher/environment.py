@@ -335,9 +335,7 @@ class Environment:
         attempt.cancel_timer()
         attempt.finish()
         usage, peak_kib = attempt.usage_before, 0
-        with suppress(
-            OSError
-        ):  # with no file left to open, what it used is not known, and its end is told all the same
+        with suppress(OSError):  # with no file left to open, what it used is not known, and its end is told
             self._cell.usage = usage = self._cell.group.usage()
             peak_kib = self._cell.group.peak_kib()
         self._has_left_behind |= bool(attempt.ended and attempt.ended.get("left_behind"))

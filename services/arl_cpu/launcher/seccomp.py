@@ -120,7 +120,7 @@ _OF_A_PROCESS = {
 SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
 PRIO_PROCESS, PRIO_USER, IOPRIO_WHO_PROCESS, IOPRIO_WHO_USER = 0, 2, 1, 3
 _INIT = 1
-"""The agent, in a pid namespace. Without files, time or memory it would fail, and its action's failure be our trouble."""
+"""The agent, in a pid namespace. Without files or time it would fail, and what its action did be our trouble."""
 _BOUNDED_BY_CGROUPS = {
     "memfd_create": (319, 279),  # memory that no process has mapped is nobody's to count
     "sched_setaffinity": (203, 122),
