@@ -292,11 +292,15 @@ class Admission:
         return rows
 
     def _announce(self, there: Sequence[NewAction], rows: Mapping[UUID, Row]) -> None:
-        """They are committed."""
+        """They are committed, so nothing that fails here may look like an insert that did."""
         self._metrics.admitted.inc(len(there))
-        if there:
-            self._backlog.inserted(Counter(action.queue_id for action in there))
+        if not there:
+            return
+        self._backlog.inserted(Counter(action.queue_id for action in there))
+        try:
             self._hint([_queued(action, rows[action.id]) for action in there])
+        except Exception:
+            log.exception("%d actions were not hinted; the scheduler's poll finds them", len(there))
 
     async def _bound_keys(self, tx: ReadTx, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
         """What the keys of these items stand for: hash of the body and id."""
