@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -329,26 +328,6 @@ except OSError:
         own = "import os, resource; os.nice(1); resource.setrlimit(7, (64, 64)); resource.prlimit(0, 0, (9, 9))"
         assert (await sandbox.run(a_program(own, environment=trajectory))).outcome == "ok"
         assert (await sandbox.run(a_command("false", environment=trajectory))).outcome == "user_error"
-
-    async def test_files_on_their_way_make_no_trouble_of_ours(self, sandbox: Bench) -> None:
-        source = """
-import array, os, resource, socket, sys
-open("done", "w").write("x")
-most, pairs = resource.getrlimit(resource.RLIMIT_NOFILE)[0], []
-file = array.array("i", [os.open("done", os.O_RDONLY)] * 250)
-try:
-    for _ in range(most // 250 + 8):
-        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
-        pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file)])
-except OSError:
-    pass
-if os.fork() == 0:
-    import time
-    time.sleep(60)
-os._exit(1)
-"""
-        report = await sandbox.run(replace(a_program(source), fetch=("done",)))
-        assert report.outcome == "user_error", report
 
     async def test_an_interrupt_ends_a_command_as_it_does_outside(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", "kill -INT $$; sleep 5"))

@@ -1,0 +1,26 @@
+"""Open files that an action sends to nobody, up to what the kernel lets a user have on their way."""
+
+from dataclasses import replace
+
+from support.sandbox import Bench, a_program
+
+
+    async def test_files_on_their_way_make_no_trouble_of_ours(sandbox: Bench) -> None:
+        source = """
+import array, os, resource, socket, sys
+open("done", "w").write("x")
+most, pairs = resource.getrlimit(resource.RLIMIT_NOFILE)[0], []
+file = array.array("i", [os.open("done", os.O_RDONLY)] * 250)
+try:
+    for _ in range(most // 250 + 8):
+        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file)])
+except OSError:
+    pass
+if os.fork() == 0:
+    import time
+    time.sleep(60)
+os._exit(1)
+"""
+        report = await sandbox.run(replace(a_program(source), fetch=("done",)))
+        assert report.outcome == "user_error", report
