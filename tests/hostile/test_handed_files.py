@@ -5,8 +5,8 @@ from dataclasses import replace
 from support.sandbox import Bench, a_program
 
 
-    async def test_files_on_their_way_make_no_trouble_of_ours(sandbox: Bench) -> None:
-        source = """
+async def test_files_on_their_way_make_no_trouble_of_ours(sandbox: Bench) -> None:
+    source = """
 import array, os, resource, socket, sys
 open("done", "w").write("x")
 most, pairs = resource.getrlimit(resource.RLIMIT_NOFILE)[0], []
@@ -22,5 +22,5 @@ if os.fork() == 0:
     time.sleep(60)
 os._exit(1)
 """
-        report = await sandbox.run(replace(a_program(source), fetch=("done",)))
-        assert report.outcome == "user_error", report
+    report = await sandbox.run(replace(a_program(source), fetch=("done",)))
+    assert report.outcome == "user_error", report
