@@ -68,7 +68,8 @@ class Admission:
         self._settings = settings
         self._queues: dict[tuple[int, str], int] = {}
         self._fleet = Fleet()
-        self._looking = asyncio.Lock()
+        self._look: asyncio.Task[None] | None = None
+        """At the nodes, while somebody waits for it."""
         self._homes = KnownHomes()
         self._backlog = Backlog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
@@ -172,11 +173,11 @@ class Admission:
 
     async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:
         """Who comes while others look goes by what was seen before, if anything was."""
-        if self._is_fresh(items) or (self._looking.locked() and self._fleet.read_at > float("-inf")):
+        if self._is_fresh(items) or (self._look is not None and self._fleet.read_at > float("-inf")):
             return
-        async with self._looking:
-            if not self._is_fresh(items):
-                await self._look_at_fleet()
+        if self._look is None:
+            self._look = asyncio.create_task(self._look_at_fleet())
+        await asyncio.shield(self._look)
 
     def _is_fresh(self, items: Sequence[AdmitItem]) -> bool:
         age_s = time.monotonic() - self._fleet.read_at
@@ -184,13 +185,16 @@ class Admission:
 
     async def _look_at_fleet(self) -> None:
         began, removals = time.monotonic(), -1
-        while removals != self._fleet.removals:
-            removals = self._fleet.removals
-            async with self._store.read() as tx:
-                rows = await repository.node_capacities(tx)
-                registered = await registered_services(tx)
-        self._fleet.read(rows, registered)
-        self._fleet.read_at = began
+        try:
+            while removals != self._fleet.removals:
+                removals = self._fleet.removals
+                async with self._store.read() as tx:
+                    rows = await repository.node_capacities(tx)
+                    registered = await registered_services(tx)
+            self._fleet.read(rows, registered)
+            self._fleet.read_at = began
+        finally:
+            self._look = None
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer | Exception | None]:
         """Why no node could ever run them. One that is there already is what its key stands for, whatever nodes are."""

@@ -114,18 +114,17 @@ class TestSubmit:
         assert len(machine.cli("list", "--task", "shown", "--limit", "1").stdout.splitlines()) == 1
         assert machine.cli("list", "--task", "shown", "--state", "gone", check=False).returncode == EXIT_USAGE
 
-    @pytest.mark.parametrize("follow", [[], ["--follow"]])
-    def test_who_is_interrupted_learns_the_id_of_what_goes_on(self, machine: Machine, follow: list[str]) -> None:
-        task = f"left{len(follow)}"
-        waiting = machine.begin("submit", *follow, "--task", task, "--", "sleep", "60")
+    def test_who_is_interrupted_learns_the_id_of_what_goes_on(self, machine: Machine) -> None:
+        waiting = machine.begin("submit", "--follow", "--task", "left", "--", "sh", "-c", "echo begun; sleep 60")
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "begun\n"
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate(timeout=20)
         with machine.client() as tangram:
-            while not (running := list(tangram.list(task=task, state="running"))):
-                assert waiting.poll() is None
-            waiting.send_signal(signal.SIGINT)
-            _, said = waiting.communicate(timeout=20)
-            assert (waiting.returncode, str(running[0].id) in said) == (130, True)
-            assert tangram.get(running[0].id).state == "running"
-            tangram.cancel(running[0].id)
+            [left] = tangram.list(task="left")
+            assert (waiting.returncode, str(left.id) in said, left.state) == (130, True, "running")
+            tangram.cancel(left.id)
+            tangram.wait([left.id])
 
     def test_explain_says_what_became_of_it(self, machine: Machine) -> None:
         id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]
