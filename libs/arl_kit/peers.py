@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 class Peers:
     """One client per process. `call` raises the error that the peer answered with; `hint` never raises."""
 
-    def __init__(self, token: str, *, timeout_s: float = 15.0, connections: int = 64, per_peer: int = 16) -> None:
+    def __init__(self, token: str, *, timeout_s: float = 15.0, per_peer: int = 16) -> None:
         """`per_peer`: calls to one that does not answer keep none from being made to others."""
         self._token = token
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
-        self._connections, self._per_peer = connections, per_peer
+        self._per_peer = per_peer
         self._session: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
         """Connections of their own: one that lasts keeps no call from being made."""
@@ -38,9 +38,7 @@ class Peers:
         self._session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             timeout=self._timeout,
-            connector=aiohttp.TCPConnector(
-                limit=self._connections, limit_per_host=self._per_peer, keepalive_timeout=30
-            ),
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._per_peer, keepalive_timeout=30),
         )
         self._streams = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}"},

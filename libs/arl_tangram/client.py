@@ -86,11 +86,11 @@ class Tangram(Trees, Rewards, Shares):
         waiting = operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
         return self._run(bounded(waiting, wait_timeout_s))
 
-    def wait(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> list[Action]:
+    def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         """All of them settled, in the order asked. Raises `WaitTimeout`."""
         return self._run(bounded(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s), timeout_s))
 
-    def as_completed(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> Iterator[Action]:
+    def as_completed(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> Iterator[Action]:
         """Each once, as it settles. Raises `WaitTimeout`."""
         ends_at = _end(timeout_s)
         pending = dict.fromkeys(map(operations.as_id, ids))
@@ -243,11 +243,11 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
         waiting = operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
         return await self._run(bounded(waiting, wait_timeout_s))
 
-    async def wait(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> list[Action]:
+    async def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         waiting = operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s)
         return await self._run(bounded(waiting, timeout_s))
 
-    async def as_completed(self, ids: Sequence[UUID], *, timeout_s: float | None = None) -> AsyncIterator[Action]:
+    async def as_completed(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> AsyncIterator[Action]:
         ends_at = _end(timeout_s)
         pending = dict.fromkeys(map(operations.as_id, ids))
         while pending:

@@ -32,8 +32,8 @@ def state_directory() -> Path:
 def resolve(url: str | None = None, api_key: str | None = None, *, directory: Path | None = None) -> Connection:
     """Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
     local = directory or state_directory()
-    url = _checked_url(url or os.environ.get("TANGRAM_URL"))
-    api_key = _checked_key(api_key or os.environ.get("TANGRAM_API_KEY"))
+    url = _checked_url(url or os.environ.get("TANGRAM_URL") or None)
+    api_key = _checked_key(api_key or os.environ.get("TANGRAM_API_KEY") or None)
     here = _endpoint(local)
     if api_key is None and url in (None, here):
         # The key of this directory's system is for no other address.

@@ -5,6 +5,7 @@ The sync and the async client drive the same generators, so neither can drift fr
 
 import json
 import random
+import time
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -211,16 +212,17 @@ def run(action: SubmitAction, *, timeout_s: float | None, patience_s: float) -> 
     return (yield from wait([found.id], timeout_s=left, patience_s=patience_s))[0]
 
 
-def wait(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
+def wait(asked: Sequence[UUID | str], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
     """All of them, in the order asked. Raises `WaitTimeout`, and `NotFound` for an id that is not ours."""
     settled: dict[UUID, Action] = {}
-    left, ids = timeout_s, [as_id(id) for id in ids]
+    left, ids = timeout_s, [as_id(id) for id in asked]
     while pending := [id for id in dict.fromkeys(ids) if id not in settled]:
-        chunk = _chunk(left)
+        chunk, asked_at = _chunk(left), time.monotonic()
         answer = yield from _wait_once(pending[:BATCH], until="all", chunk=chunk, patience_s=patience_s)
         settled |= {action.id: action for action in answer.settled}
         if left is not None and answer.pending:
-            left -= chunk
+            # Some may only have had no room in the answer, which came at once then.
+            left -= min(chunk, time.monotonic() - asked_at) if answer.settled else chunk
             if left <= 0:
                 raise WaitTimeout([id for id in pending if id not in settled])
     return [settled[id] for id in ids]

@@ -226,7 +226,7 @@ def _of_attempt(life: Life, attempt: Attempt, root: bytes, since: datetime, erro
 
 def _of_stages(life: Life, number: int, process: bytes, begun: datetime) -> Iterator[Span]:
     """`process`: the span that they are parts of."""
-    for at, stage in enumerate(life.stages):
+    for at, stage in enumerate(sorted(life.stages, key=lambda stage: stage.at_us)):
         span, restore, _ = _ids(life.id, number, at + 1)
         start, end = _later(life, begun, stage.at_us), _later(life, begun, stage.at_us + stage.us)
         attributes = (*_numbered(number), *stage.about)

@@ -23,7 +23,9 @@ class CreateKey(BaseModel):
         description="Absent: the caller's own. The name of a new project makes it; that takes `admin:*` of the"
         " project `default`, and `admin:write` or `admin:*` among `scopes`: nobody else could make it further keys",
     )
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)] = ["actions:write"]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)] | None = Field(
+        default=None, description="Absent: `actions:write`; of a new project's first key all, `actions:*` and `admin:*`"
+    )
     expires_in_s: int | None = Field(default=None, ge=1, le=3650 * 86400, description="Absent: it does not expire")
 
 

@@ -220,9 +220,16 @@ class Admission:
             if isinstance(error, TangramError) or is_temporary(error):
                 raise
             if len(items) > 1:
-                return [(await self._insert([item]))[0] for item in items]
+                return [await self._insert_alone(item) for item in items]
             log.exception("an action was not inserted")
             return [Internal("the action could not be stored; please report this")]
+
+    async def _insert_alone(self, item: AdmitItem) -> AdmitAnswer | Exception:
+        """What others were answered stays, whatever becomes of this one."""
+        try:
+            return (await self._insert([item]))[0]
+        except Exception as error:  # noqa: BLE001 - it is handed to whoever waits for it
+            return error
 
     async def _insert_together(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""

@@ -83,7 +83,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     store = open_store(url, name="gateway", pool_size=settings.pool_size, pool_wait_s=POOL_WAIT_S)
     token = settings.service_token.get_secret_value()
     peers = Peers(token)
-    nodes = Peers(token, timeout_s=ASK_S, connections=2 * settings.followers)
+    nodes = Peers(token, timeout_s=ASK_S, per_peer=2 * settings.followers)
     waiters = Waiters(store, poll_s=settings.wait_poll_s)
     listener = Listener(url, name="gateway", on_wake=waiters.wake)
     metrics = metrics_of("gateway", store)

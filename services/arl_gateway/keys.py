@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from hashlib import sha256
 
 from arl_gateway import repository
@@ -14,6 +15,8 @@ __all__ = ["ROOT_PROJECT", "KeyAdmin"]
 
 ROOT_PROJECT = "default"
 """The project that `tangram up` makes; its `admin:*` keys make the others."""
+OF_A_FIRST = ("actions:*", "admin:*")
+"""Scopes of a project's first key, where none are asked for: nobody else could make it another one."""
 
 PREFIX = 8
 SECRET_BYTES = 32
@@ -29,16 +32,17 @@ class KeyAdmin:
     async def create(self, wanted: CreateKey, caller: Caller) -> CreatedKey:
         """A key never gives an admin scope that it lacks, so `admin:write` cannot make itself `admin:*`."""
         project = wanted.project or caller.project
-        _check_may_create(wanted, project, caller)
+        scopes = wanted.scopes or (OF_A_FIRST if project != caller.project else ["actions:write"])
+        _check_may_create(scopes, project, caller)
         key = f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
         async with self._store.write() as tx:
-            project_id = caller.project_id if project == caller.project else await _new_project(tx, project, wanted)
+            project_id = caller.project_id if project == caller.project else await _new_project(tx, project, scopes)
             row = await repository.insert_key(
                 tx,
                 project_id=project_id,
                 prefix=key[:PREFIX],
                 digest=sha256(key.encode()).digest(),
-                scopes=sorted(set(wanted.scopes)),
+                scopes=sorted(set(scopes)),
                 expires_in_s=wanted.expires_in_s,
             )
             await self._audit(tx, "key.create", row, caller)
@@ -75,22 +79,22 @@ class KeyAdmin:
         )
 
 
-def _check_may_create(wanted: CreateKey, project: str, caller: Caller) -> None:
+def _check_may_create(scopes: Sequence[str], project: str, caller: Caller) -> None:
     if project != caller.project and not (caller.project == ROOT_PROJECT and "admin:*" in caller.scopes):
         message = f"a key of another project is made only with `admin:*` of the project `{ROOT_PROJECT}`, as its first"
         raise Forbidden(message, errors=[FieldError(field="project", message=message)])
-    lacking = sorted(scope for scope in wanted.scopes if scope.startswith("admin:") and not caller.may(scope))
+    lacking = sorted(scope for scope in scopes if scope.startswith("admin:") and not caller.may(scope))
     if lacking:
         message = f"this API key lacks {', '.join(lacking)} and so cannot give it"
         raise Forbidden(message, errors=[FieldError(field="scopes", message=message)])
 
 
-async def _new_project(tx: WriteTx, name: str, wanted: CreateKey) -> int:
+async def _new_project(tx: WriteTx, name: str, scopes: Sequence[str]) -> int:
     id = await repository.insert_project(tx, name)
     if id is None:
         message = f"project {name!r} exists; its own keys with `admin:write` make further ones"
         raise Conflict(message, errors=[FieldError(field="project", message=message)])
-    if not {"admin:write", "admin:*"} & set(wanted.scopes):
+    if not {"admin:write", "admin:*"} & set(scopes):
         message = "the first key of a project needs `admin:*`, or `admin:write`: nobody else could make it another one"
         raise ValidationFailed(message, errors=[FieldError(field="scopes", message=message)])
     return id

@@ -82,7 +82,6 @@ class Homes(dict[Name, Home]):
     def bury(self, home: Home, *, stays: bool) -> None:
         """Whether it `stays` as a tombstone."""
         (self._tombstones.add if stays else self._tombstones.discard)(home.name)
-        self.line_changed(home)
 
     def line_changed(self, home: Home) -> None:
         """Others wait for it than before, or nobody."""

@@ -42,7 +42,7 @@ async def test_calls_to_one_that_hangs_keep_none_from_being_made_to_others() -> 
         writer.write(ANSWER)
         await writer.drain()
 
-    peers = Peers("t" * 16, per_peer=4, connections=16)
+    peers = Peers("t" * 16, per_peer=4)
     await peers.start()
     try:
         async with serving(hanging) as silent, serving(answering) as other:

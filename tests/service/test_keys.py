@@ -118,8 +118,10 @@ class TestCreate:
         refused(await root.post(KEYS, json={"project": "fresh"}), 409, "conflict", "project")
 
     async def test_a_project_that_nobody_could_administer_is_not_made(self, root: httpx.AsyncClient) -> None:
-        refused(await root.post(KEYS, json={"project": "orphan"}), 422, "validation_failed", "scopes")
-        await made(root, project="orphan", scopes=["admin:write"])
+        without = {"project": "orphan", "scopes": ["actions:*"]}
+        refused(await root.post(KEYS, json=without), 422, "validation_failed", "scopes")
+        assert (await made(root, project="orphan"))["scopes"] == ["actions:*", "admin:*"]
+        assert (await made(root, project="default"))["scopes"] == ["actions:write"]
 
     async def test_nobody_else_makes_projects_or_keys_of_others(self, app: FastAPI, root: httpx.AsyncClient) -> None:
         lesser = (await made(root, scopes=["admin:write"]))["key"]

@@ -119,11 +119,11 @@ def test_wait_answers_in_the_order_asked_and_takes_an_id_twice() -> None:
 
 def test_ids_may_be_texts_and_what_is_none_is_refused() -> None:
     answer = Reply(200, WaitResponse(settled=[an_answer(1)], pending=[]).model_dump_json().encode())
-    ids: Any = [str(numbered(1))]
+    ids = [str(numbered(1))]
     value, _, _ = drive(operations.wait(ids, timeout_s=None, patience_s=1), replies(answer))
     assert [action.id for action in value] == [numbered(1)]
     with pytest.raises(ValidationFailed, match="'zz' is no id"):
-        drive(operations.wait(["zz"], timeout_s=None, patience_s=1), replies())  # type: ignore[list-item]
+        drive(operations.wait(["zz"], timeout_s=None, patience_s=1), replies())
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
@@ -139,6 +139,19 @@ def test_the_last_of_more_than_a_request_names_is_seen_to_settle(timeout_s: floa
 
     value, _, _ = drive(operations.wait_any(ids, timeout_s=timeout_s, patience_s=1), server)
     assert ([action.id for action in value], asked) == ([ids[2499]], [1000, 1000, 500])
+
+
+def test_what_had_no_room_in_an_answer_costs_no_wait() -> None:
+    ids = [numbered(number) for number in range(6)]
+
+    def server(call: Call) -> Reply:
+        assert isinstance(call.body, WaitRequest)
+        one, *others = call.body.ids
+        answer = WaitResponse(settled=[an_answer(ids.index(one))], pending=others)
+        return Reply(200, answer.model_dump_json().encode())
+
+    value, calls, _ = drive(operations.wait(ids, timeout_s=60, patience_s=1), server)
+    assert ([action.id for action in value], len(calls)) == (ids, 6)
 
 
 def test_a_wait_for_many_ends_in_time() -> None:

@@ -30,7 +30,9 @@ def create(
     project: Annotated[str | None, typer.Option(help="A new project; without it the key is for our own.")] = None,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="May be repeated: actions:read, actions:write (default), admin:*, … A new project: all."),
+        typer.Option(
+            help="May be repeated: actions:read, actions:write (default), admin:*, … A new project's first: all."
+        ),
     ] = None,
     expires_days: Annotated[int | None, typer.Option(min=1, max=3650, help="Without it: never.")] = None,
     output: FormatOption = Format.TEXT,
@@ -38,7 +40,7 @@ def create(
     """Make a key and show it, this once. A new project takes a key with `admin:*` of the project `default`."""
     wanted = {
         "project": project,
-        "scopes": scope or (["actions:write"] if project is None else ["actions:*", "admin:*"]),
+        **({"scopes": scope} if scope else {}),
         "expires_in_s": expires_days * DAY_S if expires_days is not None else None,
     }
     try:
