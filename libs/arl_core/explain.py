@@ -92,7 +92,7 @@ def explain(snapshot: Snapshot, action: Waiting, policy: Policy, *, held_back: R
     node = pool.node if pool is not None and possible else None
     loads = Loads(snapshot)
     return Explanation(
-        rule=held_back or _rule(snapshot, action, policy, possible=possible, ahead=ahead or Ahead()),
+        rule=held_back or _rule(snapshot, action, policy, pool=pool if possible else None, ahead=ahead or Ahead()),
         node=node,
         lacks=lacks,
         unenforced=_unenforced(snapshot, action.cls),
@@ -110,13 +110,14 @@ def explain(snapshot: Snapshot, action: Waiting, policy: Policy, *, held_back: R
     )
 
 
-def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, possible: bool, ahead: Ahead) -> Rule:
+def _rule(snapshot: Snapshot, action: Waiting, policy: Policy, *, pool: Pool | None, ahead: Ahead) -> Rule:
+    """`pool`: where it would go; None where no node could ever run it."""
     plan = policy.plan(snapshot)
     if _grants(plan, action):
         return Rule.STARTS_NEXT_ROUND
-    if not possible:
+    if pool is None:
         return Rule.NO_NODE_FITS
-    if not _is_open(_best_pool(snapshot, action)[0], action):
+    if not _is_open(pool, action):
         return Rule.NO_NODE_OPEN
     if not _has_room(snapshot, action, plan):
         return Rule.TASK_AT_QUOTA
@@ -202,9 +203,9 @@ def _home(action: Waiting) -> int | None:
     return action.environment.node if action.environment is not None else None
 
 
-def _is_open(pool: Pool | None, action: Waiting) -> bool:
+def _is_open(pool: Pool, action: Waiting) -> bool:
     """Whether it may start there; a closed node still serves what lives there."""
-    return pool is not None and pool.serving and (pool.accepting or _home(action) is not None)
+    return pool.serving and (pool.accepting or _home(action) is not None)
 
 
 def _has_room_for_gang(snapshot: Snapshot, action: Waiting) -> bool:

@@ -93,7 +93,8 @@ class Fleet:
         wide_enough = [node for node in having if fits(needed, node.capacity)]
         if not wide_enough:
             return impossible(needed, [node.capacity for node in having])
-        if not any(wanted_of(action) <= node.enforced for node in wide_enough):
+        wanted = wanted_of(action)
+        if not any(wanted <= node.enforced for node in wide_enough):
             return lacking(action, "no node that is large enough enforces")
         return None
 

@@ -160,11 +160,7 @@ def program(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> 
 def sparing(process: int, machine: str, verdict: int) -> bytes:
     """One process of the same uid is out of reach of what changes limits and priorities, by its number or its user."""
     at = machine == AARCH64
-    rules = [
-        if_argument_is(number, ARGUMENTS[0], (process,), verdict)
-        for pair in _OF_A_PROCESS.values()
-        if (number := pair[at]) is not None
-    ]
+    rules = [if_argument_is(pair[at], ARGUMENTS[0], (process,), verdict) for pair in _OF_A_PROCESS.values()]
     for numbers, of_user in ((SETPRIORITY, PRIO_USER), (IOPRIO_SET, IOPRIO_WHO_USER)):
         rules.append(if_argument_is(numbers[at], ARGUMENTS[0], (of_user,), verdict))
         rules.append(if_argument_is(numbers[at], ARGUMENTS[1], (process,), verdict))
