@@ -168,11 +168,12 @@ class TestEnd:
             await eventually(lambda: not any(is_running(pid) for pid in started))
             assert cgroups_of(launcher) == []
 
+    @pytest.mark.parametrize("driver", DRIVERS)
     async def test_one_that_is_killed_while_it_makes_environments_keeps_none_from_beginning(
-        self, tmp_path: Path
+        self, driver: str, tmp_path: Path
     ) -> None:
         for _ in range(4):
-            launcher = Launcher(tmp_path, "namespaces")
+            launcher = Launcher(tmp_path, driver)
             launcher.wait_until_ready()
             client = LauncherClient(launcher.socket)
             await client.connect()
@@ -180,7 +181,7 @@ class TestEnd:
             await eventually(lambda of=launcher: len(living_descendants(of.pid)) > 2)  # type: ignore[misc]
             launcher.stop(signal.SIGKILL)
             await client.close()
-        async with a_bench(tmp_path, "namespaces") as bench:
+        async with a_bench(tmp_path, driver) as bench:
             assert (await bench.run(a_command("true"))).outcome == "ok"
 
     async def test_a_second_launcher_in_the_directory_is_refused(self, tmp_path: Path) -> None:
