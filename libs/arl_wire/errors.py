@@ -19,6 +19,7 @@ TangramError
 │   ├── RateLimited             the key makes too many requests
 │   └── InputFull               the program has not read what was sent before
 ├── Unavailable 503             try again; retry_after_s says when
+├── GatewayTimeout 504          it goes on; the same request again takes it up
 └── Internal 500
 
 The body is an RFC 9457 problem: `application/problem+json`.
@@ -35,6 +36,7 @@ __all__ = [
     "FieldError",
     "Forbidden",
     "GangRefused",
+    "GatewayTimeout",
     "IdempotencyKeyReused",
     "InputClosed",
     "InputFull",
@@ -222,6 +224,10 @@ class InputFull(TooManyRequests):
 
 class Unavailable(TangramError):
     code, status, title = "unavailable", 503, "Temporarily unavailable"
+
+
+class GatewayTimeout(TangramError):
+    code, status, title = "gateway_timeout", 504, "It has not ended yet"
 
 
 class Internal(TangramError):

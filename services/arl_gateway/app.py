@@ -11,6 +11,7 @@ from arl_gateway.archive_routes import router as archive_router
 from arl_gateway.archives import Archives
 from arl_gateway.auth import Keys
 from arl_gateway.called import called
+from arl_gateway.code_runs import CodeRuns
 from arl_gateway.compat.routers import PREFIXED
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.document import describe
@@ -90,10 +91,11 @@ def build(settings: GatewaySettings) -> FastAPI:
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
     scores = Scores(actions, flights=settings.score_flights, max_waiting=settings.max_scores_waiting)
+    code_runs = CodeRuns(actions)
     environments = Environments(store, actions)
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)
-    _show(metrics, waiters, scores, places)
+    _show(metrics, waiters, scores, code_runs, places)
     archives = Archives(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
 
     @asynccontextmanager
@@ -107,18 +109,16 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store, peers, admission_url=settings.admission_url)
-        app.state.offered, app.state.scores = Offered(store), scores
+        app.state.offered, app.state.scores, app.state.code_runs = Offered(store), scores, code_runs
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         for each in (peers, nodes, listener):
             await each.start()
         waiters.start()
         yield
-        await scores.drain()
-        await actions.drain()
-        await waiters.stop()
-        await listener.stop()
-        await nodes.stop()
-        await peers.stop()
+        for held in (scores, code_runs, actions):
+            await held.drain()
+        for running in (waiters, listener, nodes, peers):
+            await running.stop()
         await store.close()
 
     async def ready() -> str | None:
@@ -140,9 +140,10 @@ def build(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def _show(metrics: Metrics, waiters: Waiters, scores: Scores, places: Places) -> None:
+def _show(metrics: Metrics, waiters: Waiters, scores: Scores, code_runs: CodeRuns, places: Places) -> None:
     metrics.gauge_of("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
     metrics.gauge_of("waiting_scores", "Calls that wait for their scores", lambda: scores.waiting)
+    metrics.gauge_of("waiting_code_runs", "Calls of /run_code that have no answer yet", lambda: code_runs.waiting)
     metrics.gauge_of("output_followers", "Streams of live output", lambda: places.taken)
 
 

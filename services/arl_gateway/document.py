@@ -33,8 +33,8 @@ TAGS = [
     {"name": "services", "description": "Reward models that score actions are answered by, and where they are"},
     {
         "name": "compatibility",
-        "description": "Reward protocols that trainers speak already; each also below `/t/{task}`, `/services/{name}` "
-        "and both, and with `service`, `task`, `trajectory` and `step` in the query",
+        "description": "Protocols that trainers speak already, for rewards and programs; each also below `/t/{task}`, "
+        "`/services/{name}` and both, and with `service`, `task`, `trajectory` and `step` in the query",
     },
     {
         "name": "admin",
@@ -58,7 +58,11 @@ def describe(app: FastAPI) -> None:
     app.openapi = _Finished(app.openapi)  # type: ignore[method-assign]
 
 
-NULL_IS_A_VALUE = {("ChangeQueue", "max_queued"), ("ChangeQueue", "quota")}
+NULL_IS_A_VALUE = {
+    *(("ChangeQueue", name) for name in ("max_queued", "quota")),
+    *(("CommandResult", name) for name in ("execution_time", "return_code")),
+    *(("RunCodeReply", name) for name in ("compile_result", "run_result", "executor_pod_name")),
+}
 """Fields that are null to say something, which leaving them out does not."""
 
 

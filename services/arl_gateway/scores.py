@@ -8,19 +8,18 @@ action says whose each item is, and a call that fails by itself takes no other w
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from arl_core.states import Outcome
 from arl_gateway.auth import Caller
+from arl_gateway.held import PAUSE_S, Held
 from arl_gateway.service import Actions, Admitted, Trace
-from arl_store.tx import is_temporary
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.errors import QueueFull, Unavailable, ValidationFailed
 from arl_wire.internal import AskedFor
@@ -30,15 +29,10 @@ __all__ = ["Ask", "Scored", "Scores", "parts"]
 
 Each = TypeVar("Each")
 
-log = logging.getLogger(__name__)
-
 RETRIES = 2
 """Of an action after an infra_error: a score may always be computed again."""
 TIMEOUT_S: float = SubmitAction.model_fields["timeout_s"].default
 """At least; an action may take as long as somebody waits for it."""
-LOOK_S = 20.0
-PAUSE_S = 1.0
-"""Before what could not be done is tried again."""
 GATHER_SHARE = 0.1
 """Of the time that the last action took: so long the next one waits for company while another is on its way."""
 GATHER_S = 0.05
@@ -111,10 +105,9 @@ class Scores:
     """`flights`: unsettled actions of one lane; one is scored while the next one waits, and a third gathers."""
 
     def __init__(self, actions: Actions, *, flights: int, max_waiting: int, pause_s: float = PAUSE_S) -> None:
-        self._actions, self._pause_s = actions, pause_s
+        self._actions, self._held = actions, Held(actions, pause_s=pause_s)
         self._flights, self._max_waiting = flights, max_waiting
         self._lanes: dict[tuple[int, str, str, int], _Lane] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = 0
         """Calls that have no answer yet."""
 
@@ -139,8 +132,7 @@ class Scores:
 
     async def drain(self) -> None:
         """Until every call is answered."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._held.drain()
 
     def _entered(self, ask: Ask, caller: Caller, trace: Trace) -> _Call:
         key = caller.project_id, ask.task, ask.service, ask.priority
@@ -177,7 +169,7 @@ class Scores:
         lane.flights += 1
         for call in flight.calls:
             call.flight = flight
-        flight.task = self._in_background(self._answer(flight.calls))
+        flight.task = self._held.in_background(self._answer(flight.calls))
         # Not in the task itself: one that is cancelled before its first step never runs.
         flight.task.add_done_callback(partial(self._landed, lane, time.monotonic()))
 
@@ -207,7 +199,7 @@ class Scores:
 
     async def _answer(self, calls: Sequence[_Call]) -> None:
         try:
-            action = await self._settled(calls)
+            action = await self._held.settled(self._admitted(calls), calls[0].caller)
         except ValidationFailed as error:
             if len(calls) == 1:
                 _fail(calls, error)
@@ -219,51 +211,7 @@ class Scores:
         else:
             _hand_out(action, calls)
 
-    async def _settled(self, calls: Sequence[_Call]) -> Action:
-        """Raises what admission refuses with. Where nobody waits any more this is cancelled, and the action with it."""
-        caller = calls[0].caller
-        admitting = asyncio.ensure_future(self._admitted(calls, caller))
-        try:
-            admitted = await asyncio.shield(admitting)
-        except asyncio.CancelledError:
-            # It may be durable by now, and nobody would know its name.
-            self._in_background(self._cancel_admitted(admitting, caller))
-            raise
-        try:
-            return await self._watched(admitted, caller)
-        except BaseException:
-            self._in_background(self._cancel_admitted(admitting, caller))
-            raise
-
-    async def _watched(self, admitted: Admitted, caller: Caller) -> Action:
-        """As it settled, however often Postgres is away meanwhile: it is durable, and its callers say for how long."""
-        look: Callable[..., Awaitable[Action]] = partial(self._actions.outcome, admitted)
-        while True:
-            begun = time.monotonic()
-            try:
-                action = await look(caller, wait_s=LOOK_S)
-                if action.settled_at is not None:
-                    return action
-            except Exception as error:
-                if not (is_temporary(error) or isinstance(error, Unavailable)):
-                    raise
-            if time.monotonic() - begun < LOOK_S:  # Postgres is away, or this gateway ends and lets nobody wait
-                await asyncio.sleep(self._pause_s)
-            look = partial(self._actions.get, admitted.id)
-
-    async def _cancel_admitted(self, admitting: "asyncio.Future[Admitted]", caller: Caller) -> None:
-        try:
-            await self._actions.cancel((await admitting).id, caller)
-        except Exception as error:  # noqa: BLE001 - it was refused, or is scored for nobody
-            log.info("an action for which nobody waits was not cancelled: %s", error)
-
-    def _in_background(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(doing, name="scores")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _admitted(self, calls: Sequence[_Call], caller: Caller) -> Admitted:
+    async def _admitted(self, calls: Sequence[_Call]) -> Admitted:
         """Held back while there is no way in: for whoever waits here, a refusal would only be more requests.
 
         Where it was not heard whether it is in, it is asked for again, and may be scored for nobody until its deadline.
@@ -271,9 +219,11 @@ class Scores:
         asked_for = [_asked_for(call) for call in calls]
         while any(not call.answer.done() for call in calls):
             try:
-                return await self._actions.admit(_action(calls), caller, trace=calls[0].trace, asked_for=asked_for)
+                return await self._actions.admit(
+                    _action(calls), calls[0].caller, trace=calls[0].trace, asked_for=asked_for
+                )
             except (QueueFull, Unavailable) as refused:
-                await asyncio.sleep(refused.retry_after_s or self._pause_s)
+                await asyncio.sleep(refused.retry_after_s or self._held.pause_s)
         raise Unavailable("nobody waits for it any more")
 
 

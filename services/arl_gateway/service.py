@@ -99,7 +99,7 @@ class Actions:
         return await self.outcome(await self._admitted(item), caller, wait_s=wait_s)
 
     async def admit(
-        self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]
+        self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor] = ()
     ) -> Admitted:
         """Durable when this returns. `asked_for`: whose items these are."""
         return await self._admitted(_item(action, caller, None, trace, asked_for=asked_for))

@@ -212,8 +212,9 @@ class _Agent:
             self._channel.send({"op": "exited", "no_interpreter": True})
             return
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-        os.write(stderr, f"cannot run {action.order.argv[0]!r}: {error}\n".encode())
-        self._channel.send({"op": "exited", "status": code << 8})
+        message = f"cannot run {action.order.argv[0]!r}: {error}"
+        os.write(stderr, f"{message}\n".encode())
+        self._channel.send({"op": "exited", "status": code << 8, "message": message[:_MAX_MESSAGE]})
 
     def _reap(self) -> None:
         """Every dead child, orphans too; the action's end is told when no zombie is left beside it."""

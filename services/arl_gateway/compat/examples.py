@@ -97,4 +97,19 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             },
         }
     },
+    "sandbox_fusion_run_code": {
+        "verl": {
+            "summary": "A test case, as verl asks",
+            "value": {
+                "compile_timeout": 10,
+                "run_timeout": 10,
+                "code": "print(int(input()) + 1)",
+                "stdin": "41\n",
+                "memory_limit_MB": 1024,
+                "language": "python",
+                "files": {},
+                "fetch_files": [],
+            },
+        }
+    },
 }

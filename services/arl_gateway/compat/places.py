@@ -6,7 +6,7 @@ Clients of these routes can set a URL and rarely more, so all of it may be in th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import Field, ValidationError
@@ -19,11 +19,12 @@ from arl_wire.errors import FieldError, NotFound
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Place", "place_of", "said_by"]
 
 HEADER = "tangram-"
 SHOWN = 128
 """Characters of a `model` that names nothing."""
+Said = TypeVar("Said", bound=Strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Place:
     step: int | None
 
 
-class _Said(Strict):
+class _AskedOf(Strict):
     service: ServiceName | None = None
     task: Name = "score"
     trajectory: Name | None = None
@@ -49,7 +50,7 @@ async def place_of(request: Request, kinds: Sequence[str], *, model: str | None 
     Where nothing names one it is the only one of `kinds` that was registered. Those that come along do only where there
     is no `model` either; verifiers are always there, and so have to be named. Raises `NotFound`.
     """
-    said = _said(request)
+    said = said_by(request, _AskedOf)
     services = {each.name: each for each in await _offered(request, said.service)}
     named = said.service or (model if model in services else None)
     if named is None:
@@ -61,15 +62,15 @@ async def place_of(request: Request, kinds: Sequence[str], *, model: str | None 
     return Place(service, said.task, said.trajectory, said.step)
 
 
-def _said(request: Request) -> _Said:
-    """The path says most, then the query, then headers."""
+def said_by(request: Request, fields: type[Said]) -> Said:
+    """What is said beside the body: the path says most, then the query, then headers."""
     found: dict[str, Any] = {}
-    for name in _Said.model_fields:
+    for name in fields.model_fields:
         given = request.path_params.get(name) or request.query_params.get(name) or request.headers.get(HEADER + name)
         if given:
             found[name] = given
     try:
-        return _Said.model_validate(found)
+        return fields.model_validate(found)
     except ValidationError as error:
         wrong: list[Any] = error.errors(include_url=False, include_input=False)
         raise validation_failed([{**each, "loc": ("query", *each["loc"])} for each in wrong]) from None

@@ -3,11 +3,12 @@
 from fastapi import APIRouter
 from starlette.routing import Mount
 
-from arl_gateway.compat import chats, completions, models, nemo_gym, openrlhf, pairs, slime, vllm
+from arl_gateway.compat import chats, completions, models, nemo_gym, openrlhf, pairs, sandbox_fusion, slime, vllm
 
 __all__ = ["PREFIXED", "ROUTERS"]
 
-ROUTERS = tuple(each.router for each in (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models))
+_MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion)
+ROUTERS = tuple(each.router for each in _MODULES)
 PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", "/ng-rollout/{trajectory}")
 """The last is NeMo-Gym's own."""
 

@@ -107,9 +107,13 @@ static void report_unstarted(int failure, int standard_error)
         if (length < 0)
             _exit(1);
         if (write(standard_error, text, length) < 0)
-            errno = 0; /* nobody reads it; the status says enough */
+            errno = 0; /* nobody reads it; the message says it too */
+        text[length - 1] = 0;
+        char *message = quoted(text);
+        say("{\"op\": \"exited\", \"status\": %d, \"message\": %s}",
+            (failure == ENOENT ? NOT_FOUND : NOT_EXECUTABLE) << 8, message);
+        free(message);
         free(text);
-        say("{\"op\": \"exited\", \"status\": %d}", (failure == ENOENT ? NOT_FOUND : NOT_EXECUTABLE) << 8);
     }
     forget_action();
 }

@@ -1,0 +1,220 @@
+"""SandboxFusion's `/run_code`: `sandbox/server/sandbox_api.py` of bytedance/SandboxFusion, as its clients read it.
+
+verl (`verl/utils/reward_score/sandbox_fusion`) waits 10 s longer than the program may take, tries three times and only
+after a 504; any other failure is a test case that was not passed. Whatever queues is held here, so, and answered 504
+just before the client gives up; the program goes on, and the next try takes it up.
+"""
+
+from base64 import b64encode
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, ValidationError
+
+from arl_core.states import Outcome
+from arl_gateway.called import CalledRoute
+from arl_gateway.code_runs import CodeRun, CodeRuns, Ran
+from arl_gateway.compat.asking import ACTION, answered
+from arl_gateway.compat.languages import LANGUAGES, Language
+from arl_gateway.compat.places import said_by
+from arl_gateway.routes import ANY, BODY, Writer, trace_of
+from arl_kit.app import documented, validation_failed
+from arl_kit.hops import unless_gone
+from arl_wire.actions import Action, Name, SubmitAction, TemplateName
+from arl_wire.base import Strict
+from arl_wire.errors import DemandImpossible, FieldError, GatewayTimeout, TemplateUnknown, ValidationFailed
+
+__all__ = ["router"]
+
+CLIENT_WAITS_S = 10.0
+"""Longer than the program may take: `API_TIMEOUT` of verl."""
+MARGIN_S = 2.0
+TRIES = 3
+"""Of verl, with a pause of 1 s and one of 2 s between them."""
+MEMORY_MIB = 512
+RETRIES = 2
+IDLE_S = 60
+"""An environment that was compiled in ends by itself after this, where this gateway died meanwhile."""
+MAX_PREFIX = 90
+FIELDS = {"source": "code", "fetch": "fetch_files", "timeout_s": "run_timeout"}
+"""Ours, and what they come from."""
+NOT_STARTED = "cannot run "
+"""How the message of an action begins whose program is not in its environment."""
+
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+
+router = APIRouter(tags=["compatibility"], route_class=CalledRoute)
+
+
+class RunCodeRequest(BaseModel):
+    code: str
+    language: str = Field(default="python", description=f"One of {', '.join(LANGUAGES)}")
+    compile_timeout: Seconds = 10
+    run_timeout: Seconds = 10
+    memory_limit_MB: int = Field(default=-1, description=f"-1 is {MEMORY_MIB}")  # noqa: N815 - SandboxFusion's own
+    stdin: str | None = None
+    files: dict[str, str | None] = Field(default={}, description="Contents in base64, by relative path")
+    fetch_files: list[str] = []
+
+
+class CommandResult(BaseModel):
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
+    execution_time: float | None = None
+    return_code: int | None = Field(default=None, description="Of one that a signal ended, that number below 0")
+    stdout: str = ""
+    stderr: str = ""
+
+
+class RunCodeReply(BaseModel):
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str = ""
+    compile_result: CommandResult | None = None
+    run_result: CommandResult | None = None
+    executor_pod_name: str | None = Field(default=None, description="The node")
+    files: dict[str, str] = {}
+
+
+class _AskedOf(Strict):
+    task: Name = "run_code"
+    trajectory: Name | None = None
+    step: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    template: TemplateName | None = None
+    cpu: float = 1
+    within: Seconds | None = None
+
+
+@router.post(
+    "/run_code",
+    operation_id="sandbox_fusion_run_code",
+    response_model=RunCodeReply,
+    responses=documented(*ANY, *BODY, DemandImpossible, TemplateUnknown, GatewayTimeout),
+)
+async def run_code(body: RunCodeRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """SandboxFusion's: run a program in a sandbox of its own. 504: it goes on; send the same again to wait on.
+
+    In the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`, the seconds
+    after which a call is answered 504, 8 more than the program may take if left out.
+    """
+    asked = said_by(request, _AskedOf)
+    within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
+    wanted = _wanted(body, asked, key=await _key(request), deadline_s=TRIES * (within_s + TRIES))
+    runs: CodeRuns = request.app.state.code_runs
+    ran = await unless_gone(request, runs.run(wanted, caller, trace_of(request), within_s=within_s))
+    last = ran.run or ran.compile
+    if last is not None:
+        response.headers[ACTION] = str(last.id)
+    return answered(_reply(ran).model_dump(), response)
+
+
+async def _key(request: Request) -> bytes:
+    """Of what is asked, with all that stands beside the body."""
+    named = request.headers.get("x-request-id", "")
+    return sha256(f"{request.url.path}?{request.url.query} {named}\n".encode() + await request.body()).digest()
+
+
+def _wanted(body: RunCodeRequest, asked: _AskedOf, *, key: bytes, deadline_s: float) -> CodeRun:
+    language = LANGUAGES.get(body.language)
+    if language is None:
+        message = f"`{body.language[:64]}` is not run here; there is {', '.join(LANGUAGES)}"
+        raise ValidationFailed(message, errors=[FieldError(field="language", message=message)])
+    common = {
+        "task": asked.task,
+        "step": asked.step,
+        "demand": {"cpu": asked.cpu, "memory_mib": body.memory_limit_MB if body.memory_limit_MB > 0 else MEMORY_MIB},
+        "deadline_s": deadline_s,
+        "retries": RETRIES,
+    }
+    run = {**common, **_program(body, language), "timeout_s": body.run_timeout}
+    run |= {"stdin": body.stdin or "", "fetch": body.fetch_files}
+    if not language.compile:
+        environment = {"template": asked.template}
+        return CodeRun(
+            key=key, compile=None, run=_action({**run, "trajectory": asked.trajectory, "environment": environment})
+        )
+    of = {
+        "trajectory": f"{(asked.trajectory or asked.task)[:MAX_PREFIX]}/{uuid4().hex}",
+        "environment": {"scope": "trajectory", "template": asked.template, "idle_ttl_s": IDLE_S},
+    }
+    compile_it = {**common, **of, "argv": language.compile, "files": run.pop("files")}
+    compile_it |= {"timeout_s": body.compile_timeout, "idempotent": True}
+    return CodeRun(key=key, compile=_action(compile_it), run=_action({**run, **of}))
+
+
+def _program(body: RunCodeRequest, language: Language) -> dict[str, Any]:
+    """Python's own is not written to a file: an interpreter that is there already reads it."""
+    files = {path: content for path, content in body.files.items() if content is not None}
+    if not language.run:
+        return {"source": body.code, "files": files}
+    code = (
+        body.code if body.code.lstrip().startswith(language.begins_with.strip()) else language.begins_with + body.code
+    )
+    files[language.file] = b64encode(code.encode(errors="backslashreplace")).decode()
+    return {"argv": language.run, "files": files}
+
+
+def _action(given: dict[str, Any]) -> SubmitAction:
+    """Raises `ValidationFailed` with the names that the client has for what it sent."""
+    try:
+        return SubmitAction.model_validate(given)
+    except ValidationError as error:
+        wrong: list[Any] = error.errors(include_url=False, include_input=False)
+        raise validation_failed([{**each, "loc": _field(each["loc"])} for each in wrong]) from None
+
+
+def _field(at: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    if at[:2] == ("demand", "memory_mib"):
+        return ("memory_limit_MB",)
+    if at[0] in ("demand", "environment"):
+        return ("query", *at[1:2])
+    return (FIELDS.get(str(at[0]), at[0]), *at[1:])
+
+
+def _reply(ran: Ran) -> RunCodeReply:
+    """Raises `GatewayTimeout` for what did not begin in time."""
+    compiled, run = (None if each is None else _result(each) for each in (ran.compile, ran.run))
+    results = [each for each in (compiled, run) if each is not None]
+    failed = next((each for each in results if each.status == "Error"), None)
+    last = ran.run or ran.compile
+    reply = RunCodeReply(
+        status="Success", compile_result=compiled, run_result=run, executor_pod_name=last and last.node
+    )
+    if ran.run is not None and ran.run.result is not None:
+        reply.files = ran.run.result.files
+    if failed is not None:
+        reply.status, reply.message = "SandboxError", failed.stderr
+    elif any(each.status == "TimeLimitExceeded" or each.return_code for each in results):
+        reply.status = "Failed"
+    if not reply.message:
+        reply.message = _cut(ran)
+    return reply
+
+
+def _cut(ran: Ran) -> str:
+    """What is missing of its output, for who compares it."""
+    result = ran.run.result if ran.run is not None else None
+    streams = {"stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
+    cut = [f"{name} was cut: it had {each.total_bytes} bytes" for name, each in streams.items() if each.truncated]
+    return "; ".join(cut)
+
+
+def _result(action: Action) -> CommandResult:
+    """Our trouble is an `Error` and never a program's failure."""
+    result = action.result
+    why = action.message or action.reason or str(action.outcome)
+    if action.outcome is Outcome.DEADLINE_IN_QUEUE:
+        raise GatewayTimeout(f"it could not begin in time, and was dropped: {why}")
+    if result is None or action.outcome in (Outcome.INFRA_ERROR, Outcome.CANCELLED) or why.startswith(NOT_STARTED):
+        return CommandResult(status="Error", stderr=f"{action.outcome}: {why}")
+    found = CommandResult(
+        status="Finished", execution_time=action.times.run_s, stdout=result.stdout.text, stderr=result.stderr.text
+    )
+    if action.outcome is Outcome.USER_TIMEOUT:
+        found.status = "TimeLimitExceeded"
+        return found
+    found.return_code = result.exit_code if result.exit_code is not None else -(result.signal or 0)
+    if action.outcome is Outcome.LIMIT_EXCEEDED:
+        found.return_code = found.return_code or 1
+        found.stderr += f"\nlimit exceeded: {action.reason}\n"
+    return found

@@ -1,0 +1,49 @@
+"""verl's code rewards and SandboxFusion's own client, unmodified and from their packages, on a running system."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.postgres import Databases
+from support.system import API_KEY, running_system
+
+PACKAGES = ("verl==0.9.1", "sandbox-fusion==0.3.7")
+NEEDED = ("requests", "tenacity")
+CLIENT = Path(__file__).parent / "clients" / "code_rewards.py"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without what else they depend on, which is gigabytes and not asked."""
+    directory = tmp_path_factory.mktemp("code-rewards")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", directory)
+    for wanted in (("--no-deps", *PACKAGES), NEEDED):
+        found = subprocess.run((*pip, *wanted), capture_output=True, text=True, check=False, timeout=300)
+        if found.returncode != 0:
+            pytest.skip(f"not to be installed: {found.stderr[-300:]}")
+    return directory
+
+
+async def test_the_code_of_verl_and_of_sandbox_fusion_gets_its_results(databases: Databases, packages: Path) -> None:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, driver="namespaces") as system:
+        command = (sys.executable, CLIENT, packages, system.url.removeprefix("http://"), API_KEY)
+        ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
+    await databases.drop(owner_url)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    said: dict[str, Any] = json.loads(ran.stdout)
+    assert said == {
+        "right": [1.0, ["success", "success"]],
+        "half": [0.5, ["success", "wrong_answer"]],
+        "broken": [0.0, ["runtime_error", "runtime_error"]],
+        "endless": [0.0, ["timeout", "timeout"]],
+        "function": [1.0, ["success", "success"]],
+        "sdk": ["Success", "said\n"],
+    }

@@ -1,0 +1,169 @@
+"""SandboxFusion's `/run_code`, as verl and others ask it, on real sandboxes."""
+
+import asyncio
+import signal
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from support.conditions import eventually
+from support.postgres import Databases
+from support.system import System, running_system
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, driver="namespaces") as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+async def ran(api: httpx.AsyncClient, path: str = "/run_code", **body: Any) -> dict[str, Any]:
+    answer = await api.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+async def listed(api: httpx.AsyncClient, task: str) -> list[dict[str, Any]]:
+    return list((await api.get("/v1/actions", params={"task": task})).json()["items"])
+
+
+async def test_a_program_is_run_and_its_output_is_there(api: httpx.AsyncClient) -> None:
+    said = await ran(
+        api,
+        compile_timeout=10,
+        run_timeout=10,
+        code="print(int(input()) + 1)",
+        stdin="41\n",
+        memory_limit_MB=1024,
+        language="python",
+        files={},
+        fetch_files=[],
+    )
+    assert (said["status"], said["message"], said["compile_result"], said["files"]) == ("Success", "", None, {})
+    assert (
+        said["run_result"].items() >= {"status": "Finished", "return_code": 0, "stdout": "42\n", "stderr": ""}.items()
+    )
+    assert said["run_result"]["execution_time"] > 0
+
+
+async def test_code_alone_is_python(api: httpx.AsyncClient) -> None:
+    said = await ran(api, code="import sys; sys.stderr.write('e'); print('o')")
+    assert said["run_result"]["stdout"] + said["run_result"]["stderr"] == "o\ne"
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("raise SystemExit(3)", {"status": "Finished", "return_code": 3}),
+        ("def f(:\n", {"status": "Finished", "return_code": 1}),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", {"status": "Finished", "return_code": -15}),
+        ("print('so far', flush=True)\nwhile True: pass", {"status": "TimeLimitExceeded", "return_code": None}),
+    ],
+)
+async def test_a_program_that_fails_is_failed(api: httpx.AsyncClient, code: str, part: dict[str, Any]) -> None:
+    said = await ran(api, code=code, run_timeout=1.5)
+    assert (said["status"], said["message"]) == ("Failed", "")
+    assert said["run_result"].items() >= part.items()
+    if part["return_code"] is None:
+        assert said["run_result"]["stdout"] == "so far\n"
+
+
+async def test_files_go_in_and_come_out(api: httpx.AsyncClient) -> None:
+    said = await ran(
+        api,
+        code="cat given/a.txt > made.txt; echo b >> made.txt",
+        language="bash",
+        files={"given/a.txt": b64encode(b"a\n").decode(), "none": None},
+        fetch_files=["made.txt", "not there"],
+    )
+    assert {path: b64decode(content) for path, content in said["files"].items()} == {"made.txt": b"a\nb\n"}
+
+
+async def test_a_compiled_program_has_two_results_and_leaves_no_environment(api: httpx.AsyncClient) -> None:
+    code = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n + 1; }\n"
+    said = await ran(api, "/t/cpp/run_code?trajectory=r1", code=code, language="cpp", stdin="1", compile_timeout=60)
+    if said["status"] == "SandboxError" and "g++" in said["message"]:
+        pytest.skip(said["message"])
+    assert said["status"] == "Success"
+    assert (said["compile_result"]["return_code"], said["run_result"]["stdout"]) == (0, "2")
+
+    async def is_over() -> bool:
+        found = (await api.get("/v1/environments", params={"task": "cpp"})).json()["items"]
+        return all(each["state"] != "live" for each in found)
+
+    await eventually(is_over)
+    broken = await ran(api, "/t/cpp/run_code", code="int main() {", language="cpp", compile_timeout=60)
+    assert (broken["status"], broken["run_result"]) == ("Failed", None)
+    assert broken["compile_result"]["return_code"] == 1
+    assert "error" in broken["compile_result"]["stderr"]
+
+
+async def test_a_compiler_that_is_not_there_is_no_failure_of_the_program(api: httpx.AsyncClient) -> None:
+    said = await ran(api, code="int main() {}", language="swift")
+    assert said["status"] == "SandboxError"
+    assert "cannot run 'swiftc'" in said["message"]
+    pretended = "import sys; sys.stderr.write(\"cannot run 'python3'\\n\"); sys.exit(127)"
+    said = await ran(api, code=pretended)
+    assert (said["status"], said["run_result"]["return_code"]) == ("Failed", 127)
+
+
+async def test_a_limit_is_the_failure_of_its_program(api: httpx.AsyncClient) -> None:
+    said = await ran(api, code="x = bytearray(400 << 20)\nprint(len(x))", memory_limit_MB=64)
+    assert said["status"] in ("Failed", "Success")  # where memory is not enforced
+    if said["status"] == "Failed":
+        assert "limit exceeded: memory" in said["run_result"]["stderr"]
+        assert said["run_result"]["return_code"] not in (0, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"code": "1", "language": "cobol"}, "language"),
+        ({}, "code"),
+        ({"code": "1", "run_timeout": 0}, "run_timeout"),
+        ({"code": "1", "memory_limit_MB": 1}, "memory_limit_MB"),
+        ({"code": "1", "files": {"../a": ""}}, "files.../a.[key]"),
+        ({"code": "\x00"}, "code"),
+    ],
+)
+async def test_what_cannot_be_run_names_its_field(api: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+    answer = await api.post("/run_code", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+async def test_what_takes_too_long_is_504_and_the_next_try_takes_it_up(api: httpx.AsyncClient, system: System) -> None:
+    system.processes["scheduler"].send_signal(signal.SIGSTOP)
+    body = {"code": "print('once')"}
+    answer = await api.post("/t/tries/run_code?within=0.5", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (504, "gateway_timeout")
+    next_try = asyncio.create_task(api.post("/t/tries/run_code?within=0.5", json=body))
+    assert (await next_try).status_code == 504
+    system.processes["scheduler"].send_signal(signal.SIGCONT)
+    last: dict[str, Any] = {}
+
+    async def has_ended() -> bool:
+        answer = await api.post("/t/tries/run_code?within=0.5", json=body)
+        last.update(answer.json())
+        return answer.status_code == 200
+
+    await eventually(has_ended)
+    assert last["run_result"]["stdout"] == "once\n"
+    assert len(await listed(api, "tries")) == 1
+    assert (await ran(api, "/t/tries/run_code?within=0.5", **body))["status"] == "Success"
+    assert len(await listed(api, "tries")) == 2
+
+
+async def test_who_hangs_up_takes_his_program_back(api: httpx.AsyncClient) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        await api.post("/t/gone/run_code", json={"code": "while True: pass", "run_timeout": 100}, timeout=1)
+
+    async def is_cancelled() -> bool:
+        return [each.get("outcome") for each in await listed(api, "gone")] == ["cancelled"]
+
+    await eventually(is_cancelled)
