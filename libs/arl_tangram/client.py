@@ -4,16 +4,15 @@ import asyncio
 import builtins
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
-from urllib.request import getproxies
-from uuid import UUID
-
-import httpx
+from uuid import UUID, uuid4
 
 from arl_tangram import administering, operations, streaming, tracing
 from arl_tangram.bounded import bounded
-from arl_tangram.connection import Connection, resolve
+from arl_tangram.channels import AsyncChannel, Channel
+from arl_tangram.connection import resolve
 from arl_tangram.operations import Operation, Pause, Reply
 from arl_tangram.options import ExecOptions, exec_action, file_action
 from arl_tangram.rewards import AsyncRewards, Rewards
@@ -23,6 +22,7 @@ from arl_tangram.streaming import OutputEvent
 from arl_tangram.trees import AsyncTrees, Trees
 from arl_wire.actions import Action, SubmitAction
 from arl_wire.environments import CreateEnvironment, Environment
+from arl_wire.errors import TangramError
 from arl_wire.explain import ActionExplanation
 from arl_wire.keys import CreatedKey, CreateKey, Key
 from arl_wire.nodes import ChangeNode, Node, NodeList
@@ -32,20 +32,19 @@ __all__ = ["AsyncTangram", "Tangram"]
 
 Value = TypeVar("Value")
 PATIENCE_S = 120.0
-CONNECTIONS = 2000
-LIMITS = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=200)
+TAKE_BACK_S = 5.0
+"""So long a cancelled task stays for the sake of its action."""
 
 
 class Tangram(Trees, Rewards, Shares):
-    """A blocking client, safe to share between threads.
+    """A blocking client, safe to share between threads, and to use after a fork.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
     `tangram up` left). Calls ride out a restart of the services for `patience_s` seconds.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        connection = resolve(url, api_key)
-        self._http = httpx.Client(base_url=connection.url, headers=_headers(connection), limits=LIMITS)
+        self._channel = Channel(resolve(url, api_key))
         self._patience_s = patience_s
 
     def __enter__(self) -> Self:
@@ -57,7 +56,7 @@ class Tangram(Trees, Rewards, Shares):
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._channel.close()
 
     def submit(self, action: SubmitAction | None = None, /, **options: Unpack[ExecOptions]) -> Action:
         """Hand an action over. When this returns, it is durable and will settle exactly once."""
@@ -130,7 +129,7 @@ class Tangram(Trees, Rewards, Shares):
 
     def stream(self, id: UUID) -> Iterator[OutputEvent]:
         """Its output as it is written, and its end. A broken connection is made anew, and nothing comes twice."""
-        return streaming.follow(self._http, id, patience_s=self._patience_s)
+        return streaming.follow(self._channel.http, id, patience_s=self._patience_s)
 
     def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         """Give an action that was submitted with `stdin_open` something to read, once it runs and only once.
@@ -201,15 +200,14 @@ class Tangram(Trees, Rewards, Shares):
                 time.sleep(step.seconds)
                 reply = None
             else:
-                reply = send(self._http, step)
+                reply = send(self._channel.http, step)
 
 
 class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
-    """An awaiting client. What each method does is said at `Tangram`."""
+    """An awaiting client, of any event loop. What each method does is said at `Tangram`."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        connection = resolve(url, api_key)
-        self._http = httpx.AsyncClient(base_url=connection.url, headers=_headers(connection), transport=_transport())
+        self._channel = AsyncChannel(resolve(url, api_key))
         self._patience_s = patience_s
 
     async def __aenter__(self) -> Self:
@@ -221,7 +219,7 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
         await self.close()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._channel.close()
 
     async def submit(self, action: SubmitAction | None = None, /, **options: Unpack[ExecOptions]) -> Action:
         return await self._run(operations.submit(_action(action, options), wait_s=0, patience_s=self._patience_s))
@@ -240,8 +238,16 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
         wait_timeout_s: float | None = None,
         **options: Unpack[ExecOptions],
     ) -> Action:
-        waiting = operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
-        return await self._run(bounded(waiting, wait_timeout_s))
+        """A task that is cancelled meanwhile takes its action back, which then holds nothing any more."""
+        wanted, key = _action(action, options), uuid4().hex
+        waiting = operations.run(wanted, timeout_s=wait_timeout_s, patience_s=self._patience_s, key=key)
+        try:
+            return await self._run(bounded(waiting, wait_timeout_s))
+        except asyncio.CancelledError:
+            with suppress(TangramError, TimeoutError):
+                async with asyncio.timeout(TAKE_BACK_S):
+                    await self._run(operations.take_back(wanted, patience_s=TAKE_BACK_S, key=key))
+            raise
 
     async def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         waiting = operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s)
@@ -282,7 +288,7 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
         return await self._run(operations.cancel(id, patience_s=self._patience_s))
 
     def stream(self, id: UUID) -> AsyncIterator[OutputEvent]:
-        return streaming.follow_async(self._http, id, patience_s=self._patience_s)
+        return streaming.follow_async(self._channel.http, id, patience_s=self._patience_s)
 
     async def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         return await self._run(streaming.send_input(id, content, end=end, offset=offset, patience_s=self._patience_s))
@@ -340,24 +346,7 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
                 await asyncio.sleep(step.seconds)
                 reply = None
             else:
-                reply = await send_async(self._http, step)
-
-
-def _transport() -> httpx.AsyncBaseTransport:
-    """For many calls at once: httpx's own pool looks at all its connections for each call, 7 CPU-ms with 32 of them."""
-    # Only who needs it pays for the import, which takes as long as that of all the rest.
-    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
-    from httpx_aiohttp import AiohttpTransport
-
-    def session() -> ClientSession:
-        connector = TCPConnector(limit=CONNECTIONS, ssl=httpx.create_ssl_context())
-        return ClientSession(connector=connector, cookie_jar=DummyCookieJar(), trust_env=bool(getproxies()))
-
-    return AiohttpTransport(client=session)
-
-
-def _headers(connection: Connection) -> dict[str, str]:
-    return {"authorization": f"Bearer {connection.api_key}"}
+                reply = await send_async(self._channel.http, step)
 
 
 def _action(action: SubmitAction | None, options: ExecOptions) -> SubmitAction:

@@ -58,6 +58,7 @@ __all__ = [
     "submit",
     "submit_gang",
     "submit_many",
+    "take_back",
     "wait",
     "wait_any",
 ]
@@ -138,14 +139,14 @@ Value = TypeVar("Value")
 Operation = Generator[Call | Pause, Reply | None, Value]
 
 
-def submit(action: SubmitAction, *, wait_s: float, patience_s: float) -> Operation[Action]:
+def submit(action: SubmitAction, *, wait_s: float, patience_s: float, key: str | None = None) -> Operation[Action]:
     """One key for all tries: however often this is sent, there is one action."""
     call = Call(
         method="POST",
         path="/v1/actions",
         query={"wait": wait_s} if wait_s else None,
         body=action,
-        headers={"idempotency-key": uuid4().hex},
+        headers={"idempotency-key": key or uuid4().hex},
         timeout_s=wait_s + REPLY_MARGIN_S,
     )
     return Action.model_validate_json((yield from answered(call, patience_s)))
@@ -202,14 +203,23 @@ def _submit_batch(batch: SubmitBatch, patience_s: float) -> Generator[Call | Pau
         pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
-def run(action: SubmitAction, *, timeout_s: float | None, patience_s: float) -> Operation[Action]:
+def run(
+    action: SubmitAction, *, timeout_s: float | None, patience_s: float, key: str | None = None
+) -> Operation[Action]:
     """Submit and wait for the outcome."""
     first = _chunk(timeout_s)
-    found = yield from submit(action, wait_s=first, patience_s=patience_s)
+    found = yield from submit(action, wait_s=first, patience_s=patience_s, key=key)
     if found.settled_at is not None:
         return found
     left = None if timeout_s is None else timeout_s - first
     return (yield from wait([found.id], timeout_s=left, patience_s=patience_s))[0]
+
+
+def take_back(action: SubmitAction, *, patience_s: float, key: str) -> Operation[None]:
+    """Cancel what was submitted with `key`, whether anybody has heard of its id or not."""
+    found = yield from submit(action, wait_s=0, patience_s=patience_s, key=key)
+    if found.settled_at is None:
+        yield from cancel(found.id, patience_s=patience_s)
 
 
 def wait(asked: Sequence[UUID | str], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:

@@ -37,11 +37,16 @@ class CalledRoute(APIRoute):
             caller.must("actions:write")
             await json_only(request)
             try:
-                return await endpoint(_read(model, await request.body()), caller, request, response)
+                return await endpoint(_read(model, self.readable(await request.body())), caller, request, response)
             except ClientDisconnect:
                 return Response(status_code=NOBODY)
 
         return handle
+
+    @staticmethod
+    def readable(content: bytes) -> bytes:
+        """What is read of a body."""
+        return content
 
     def serving(self) -> Serve:
         """What answers a request to exactly its path, without the framework."""

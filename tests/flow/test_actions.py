@@ -7,11 +7,14 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 import pytest_asyncio
 
+from arl_tangram import AsyncTangram
+from support.conditions import eventually
 from support.postgres import Databases
 from support.rows import Rows, rows_in
-from support.system import System, running_system
+from support.system import API_KEY, System, running_system
 
 TRUE = {"task": "t", "argv": ["true"], "demand": {"cpu": 0.1}}
 LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
@@ -192,3 +195,18 @@ class TestNodes:
         (node,) = (await api.get("/v1/admin/nodes")).json()["items"]
         assert (node["alive"], node["driver"], node["capacity"]["cpu_milli"]) == (True, "simulated", 64000)
         assert {entry["level"] for entry in node["enforced"]} == {"absent"}
+
+
+async def test_a_task_that_is_cancelled_takes_its_action_back(system: System) -> None:
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+        running = asyncio.create_task(tangram.run(task="taken-back", argv=["sleep", "300"], cpu=0.1))
+
+        async def is_running() -> bool:
+            return [each.state async for each in tangram.list(task="taken-back")] == ["running"]
+
+        await eventually(is_running)
+        [action] = [each async for each in tangram.list(task="taken-back")]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await tangram.get(action.id, wait_s=20)).outcome == "cancelled"

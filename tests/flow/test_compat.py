@@ -111,10 +111,13 @@ class TestOpenRlhf:
         answer = await api.post("/get_reward", json={"query": ["x"], "prompts": [], "labels": ["x"]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "prompts")
 
-    async def test_tokens_that_end_an_answer_are_no_part_of_it(self, api: httpx.AsyncClient) -> None:
-        body = {"query": [f"Q: {TEXTS[0]}<|im_end|>\n"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
+    @pytest.mark.parametrize("end", ["<|im_end|>\n", "<｜end▁of▁sentence｜>", "</s><|endoftext|>"])
+    async def test_tokens_that_end_an_answer_are_no_part_of_it(self, api: httpx.AsyncClient, end: str) -> None:
+        body = {"query": [f"Q: {TEXTS[0]}{end}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
         said = await json_of(api, "/services/minilm/get_reward", body)
         assert said["rewards"] == [about(COSINES[0, 1])]
+        sample = {"prompt": "Q: ", "response": f"{TEXTS[0]}{end}", "label": TEXTS[1]}
+        assert await json_of(api, "/services/minilm/slime/reward", sample) == about(COSINES[0, 1])
 
     @pytest.mark.parametrize(("label", "response"), [(4, "4"), ([1, "é"], '[1, "é"]'), ({"a": None}, '{"a": null}')])
     async def test_a_label_that_is_no_text_is_compared_as_json(
@@ -133,6 +136,29 @@ class TestOpenRlhf:
         assert "needs a label" in answer.json()["detail"]
 
 
+class TestWhateverAPolicyWrites:
+    @pytest.mark.parametrize("written", ["\\u0000", "\\ud83d", "\\uDC00x", "\\ud83d\\ud83d\\udE00"])
+    async def test_what_no_text_can_have_is_replaced_and_scored(self, api: httpx.AsyncClient, written: str) -> None:
+        content = f'{{"query": ["{TEXTS[0]} {written}"], "prompts": [""], "labels": ["x"]}}'
+        headers = {"content-type": "application/json"}
+        answer = await api.post("/services/minilm/get_reward", content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    async def test_what_only_looks_like_it_is_left_as_it_is(self, api: httpx.AsyncClient) -> None:
+        text = "a \\u0000 b \U0001f600 \\\\ud83d"
+        body = {"query": [text], "prompts": [""], "labels": [text]}
+        assert (await json_of(api, "/services/minilm/get_reward", body))["rewards"] == [about(1)]
+
+    async def test_a_text_without_a_score_has_the_number_of_the_address(self, api: httpx.AsyncClient) -> None:
+        body = {"query": ["", TEXTS[0]], "prompts": ["", ""], "labels": [TEXTS[1], TEXTS[1]]}
+        answer = await api.post("/services/minilm/get_reward?unscored=-1.5", json=body)
+        assert answer.json()["rewards"] == [-1.5, about(COSINES[0, 1])]
+        assert answer.headers["tangram-unscored"] == "0"
+        empty = {"query": ["x"], "prompts": [""], "labels": [" "]}
+        answer = await api.post("/services/minilm/get_reward?unscored=0", json=empty)
+        assert (answer.status_code, "empty_reference" in answer.text) == (422, True)
+
+
 BAD = [
     ("/services/minilm/v1/score", {"query": [1], "items": [[2]], "label_token_ids": [1]}, "items.0"),
     ("/v1/score", {"query": [1], "items": ["y"], "model": "minilm"}, "query"),
@@ -141,7 +167,6 @@ BAD = [
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "max_tokens": 2}, "max_tokens"),
     ("/classify", {"messages": []}, "messages"),
     ("/classify", {"input": "x" * (MAX_CHARACTERS + 1)}, "input"),
-    ("/services/quality/slime/reward", {"prompt": [{"role": "user", "content": "?"}], "response": "\0"}, "response"),
     ("/services/minilm/verify", {"response": {"output": None}, "label": "x"}, "items.0"),
     ("/services/minilm/verify", {"response": {"output": ["x"], "content": 5}, "label": "x"}, "items.0"),
     ("/services/exact/get_reward", {"query": ["x"], "prompts": ["y"], "labels": ["x"]}, "query.0"),

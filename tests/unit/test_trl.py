@@ -1,5 +1,8 @@
 """The reward function of TRL, with a client that stands in for a system: what is asked for, and what is None."""
 
+import asyncio
+import inspect
+import pickle
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -9,8 +12,8 @@ import pytest
 
 from arl_tangram.adapters import trl
 from arl_tangram.adapters.trl import TangramReward
-from arl_wire.errors import Internal, ServiceUnknown, Unavailable
-from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem
+from arl_wire.errors import Internal, NotScored, ServiceUnknown, Unavailable
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ItemError, Score, ScoreItem
 
 
 class Client:
@@ -21,6 +24,7 @@ class Client:
 
     def __init__(self) -> None:
         self.asked = []
+        self.errors: dict[str, str] = {}
         self.trajectories: list[str | None] = []
 
     def __call__(self, url: str | None, api_key: str | None) -> "Client":
@@ -36,7 +40,12 @@ class Client:
         self.trajectories.append(options.get("trajectory"))
         if self.fault is not None:
             raise self.fault
-        return [Score(score=len(item.text or "")) for item in items]
+        return [self._scored(item) for item in items]
+
+    def _scored(self, item: ScoreItem) -> Score:
+        if code := self.errors.get(item.text or ""):
+            return Score(error=ItemError(code=code, message="why"))
+        return Score(score=len(item.text or ""))
 
 
 @pytest.fixture
@@ -74,16 +83,60 @@ async def test_a_prompt_is_left_out_or_before_its_completion_or_beside_it(
     assert [each.model_dump(exclude_none=True) for [each] in client.asked] == [item]
 
 
-async def test_a_text_that_cannot_be_scored_is_none_and_the_others_have_their_scores(client: Client) -> None:
-    completions = ["\0", "four", "x" * (MAX_CHARACTERS + 1), "\ud800", "five5"]
-    assert await rewards_of(*completions, rollout=["a", "a", "b", "b", "a"]) == [
-        None,
-        4.0,
-        None,
-        None,
-        5.0,
-    ]
+async def test_a_text_that_is_too_long_has_no_score_and_the_others_have_theirs(client: Client) -> None:
+    completions = ["four", "x" * (MAX_CHARACTERS + 1), "five5"]
+    assert await rewards_of(*completions, rollout=["a", "b", "a"]) == [4.0, None, 5.0]
     assert len(client.asked) == 1
+    reward = TangramReward("quality", unscored=-1.0)
+    assert await reward([""] * 3, completions) == [4.0, -1.0, 5.0]
+
+
+async def test_nobody_escapes_by_characters_that_no_text_has(client: Client) -> None:
+    assert await rewards_of("a\0b", "\ud83d", rollout=["a", "a"]) == [3.0, 1.0]
+    assert [item.text for [*items] in client.asked for item in items] == ["a\ufffdb", "\ufffd"]
+
+
+async def test_a_text_s_own_fault_is_worth_what_was_chosen_and_trouble_is_none(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.errors = {"": "empty_text", "x": "restore_failed", "y": "bad_reference"}
+    reward = TangramReward("quality", unscored=-2.0)
+    assert await reward([""] * 4, ["", "x", "y", "four"]) == [-2.0, None, None, 4.0]
+    assert "3 of 4 completions have no score" in caplog.text
+    assert "restore_failed 1" in caplog.text
+
+
+async def test_a_service_that_can_score_nothing_is_an_error(client: Client) -> None:
+    client.errors = {"x": "verifier_missing"}
+    with pytest.raises(NotScored, match="verifier_missing"):
+        await TangramReward("math", unscored=0.0)([""], ["x"])
+
+
+def test_every_trainer_sees_that_it_is_a_coroutine_function_and_it_can_be_pickled() -> None:
+    reward = TangramReward("quality", reference="answer", api_key="tk_secret")
+    for each in (reward, pickle.loads(pickle.dumps(reward))):
+        assert inspect.iscoroutinefunction(each)
+        assert asyncio.iscoroutinefunction(each)
+        assert (each.__name__, each.args[0].reference) == ("tangram_quality", "answer")
+    assert "tk_secret" not in repr(reward)
+
+
+async def test_what_a_tool_said_is_no_answer(client: Client) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{}]}
+    turns = [call, {"role": "tool", "content": "Paris"}, {"role": "assistant", "content": "I give up"}]
+    await TangramReward("exact", reference="answer")([""], [turns], answer=["Paris"])
+    assert [item.text for [item] in client.asked] == ["I give up"]
+
+
+async def test_a_conversation_goes_with_its_roles(client: Client) -> None:
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}]
+    await TangramReward("rm", with_prompt="messages")([prompt], ["4"])
+    [[item]] = client.asked
+    assert [(each.role, each.content) for each in item.messages or []] == [
+        ("system", "s"),
+        ("user", "2 + 2?"),
+        ("assistant", "4"),
+    ]
 
 
 async def test_a_text_that_is_too_long_together_with_its_prompt_is_none(client: Client) -> None:
@@ -96,6 +149,8 @@ async def test_a_text_that_is_too_long_together_with_its_prompt_is_none(client: 
 async def test_trouble_of_the_services_is_none(client: Client, fault: Exception) -> None:
     client.fault = fault
     assert await rewards_of("a", "b", rollout=["a", "b"]) == [None, None]
+    with pytest.raises(type(fault)):
+        await TangramReward("quality", on_trouble="raise")([""], ["a"])
 
 
 async def test_a_service_that_is_not_there_is_an_error(client: Client) -> None:
@@ -140,7 +195,7 @@ async def test_turns_in_parts_are_their_texts(client: Client) -> None:
     prompt = [{"role": "user", "content": parts}]
     answer = {"role": "assistant", "content": [{"type": "text", "text": "4"}]}
     await TangramReward("judge", with_prompt="apart")([prompt], [[answer, {"role": "tool", "content": None}]])
-    assert [(each.prompt, each.text) for [each] in client.asked] == [("2 + 2?", "4\n")]
+    assert [(each.prompt, each.text) for [each] in client.asked] == [("2 + 2?", "4")]
 
 
 @pytest.mark.parametrize("named", [{"reference": "answr"}, {"trajectory": "answr"}])

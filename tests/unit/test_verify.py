@@ -102,8 +102,8 @@ def verify(wanted, said, timeout_seconds, raise_on_error):
 def test_what_the_library_of_math_fails_at_is_no_zero_and_it_is_imported_once(tmp_path: Path) -> None:
     library = tmp_path / "math_verify.py"
     library.write_text(LIBRARY)
-    texts = ["too large", "recursive", "1", "2"]
-    *failed, right, wrong = verified("math", *({"text": each, "reference": "1"} for each in texts), packages=tmp_path)
+    texts = ["too large", "recursive", "$1$", "$2$"]
+    *failed, right, wrong = verified("math", *({"text": each, "reference": "$1$"} for each in texts), packages=tmp_path)
     assert [each["error"]["code"] for each in failed] == ["verifier_failed"] * 2
     assert (right, wrong) == ({"score": 1.0}, {"score": 0.0})
     assert library.with_name("math_verify.py.imported").read_text() == "x"
@@ -122,10 +122,25 @@ class TestMath:
             ("\\boxed{x^2 + 2x + 1}", "$(x+1)^2$", 1.0),
             ("the answer is $41$", "$42$", 0.0),
             ("I don't know", "$42$", 0.0),
+            ("$\\boxed{10\\pi}$", "10\\pi", 1.0),
+            ("\\boxed{10}", "10\\pi", 0.0),
+            ("$\\sqrt{3}$", "\\sqrt{3}", 1.0),
+            ("$3$", "\\sqrt{3}", 0.0),
+            ("\\boxed{1 + x^2}", "x^2+1", 1.0),
+            ("\\boxed{(1,2)}", "(1,2)", 1.0),
+            ("\\boxed{(2,1)}", "(1,2)", 0.0),
+            ("\\boxed{\\text{east}}", "\\text{east}", 1.0),
+            ("\\boxed{\\text{west}}", "\\text{east}", 0.0),
+            ("It is 42.", "42", 1.0),
+            ("$0.5$", "\\frac{1}{2}", 1.0),
+            ("\\boxed{72}", "She sold 48 + 24 = <<48+24=72>>72 clips.\n#### 72", 1.0),
+            ("\\boxed{7}", "The answer is 7", 1.0),
         ],
     )
     def test_answers_are_compared_as_expressions(self, text: str, reference: str, score: float) -> None:
         assert verified("math", {"text": text, "reference": reference}) == [{"score": score}]
 
     def test_a_reference_without_an_answer_is_an_error(self) -> None:
-        assert verified("math", {"text": "$1$", "reference": "nothing"})[0]["error"]["code"] == "bad_reference"
+        assert (
+            verified("math", {"text": "$1$", "reference": "There is no answer"})[0]["error"]["code"] == "bad_reference"
+        )

@@ -6,81 +6,159 @@ column of the dataset by its name (huggingface/trl, `docs/source/grpo_trainer.md
 
 import asyncio
 import json
+import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
 from arl_tangram.client import AsyncTangram
 from arl_tangram.operations import ActionFailed, WaitTimeout
-from arl_wire.errors import Internal, Unavailable
-from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ScoreItem
+from arl_wire.errors import Internal, NotScored, Unavailable
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Message, Score, ScoreItem
 
 __all__ = ["TangramReward"]
 
+log = logging.getLogger(__name__)
+
 Text = str | Sequence[Mapping[str, Any]]
+WithPrompt = bool | Literal["apart", "messages"]
+OF_THE_TEXT = frozenset({"empty_text", "too_long", "verifier_timeout"})
+"""Codes of what a text's own fault keeps from being scored."""
+OF_THE_SETUP = frozenset({"verifier_missing", "incomplete_model"})
+"""Codes of what would be the same for every completion, for ever."""
+_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
+TROUBLE = (Unavailable, Internal, ActionFailed, WaitTimeout)
 
 
-class TangramReward:
-    """The score of each completion by a service; None, which TRL leaves out of account, where there is none.
+class RewardOptions(TypedDict, total=False):
+    """Those of `TangramReward`, which says what they are."""
+
+    reference: str | None
+    with_prompt: WithPrompt
+    task: str
+    trajectory: str | None
+    url: str | None
+    api_key: str | None
+    wait_timeout_s: float
+    unscored: float | None
+    on_trouble: Literal["none", "raise"]
+
+
+class TangramReward(partial[Any]):
+    """The score of each completion by a service; None, for which TRL has no reward, where there is none.
 
     `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it; what is no
-    text there is compared as JSON. `with_prompt`: the prompt belongs to the text, as a classifier of whole samples
-    needs it, or goes beside it (`"apart"`), as a judge takes it. `trajectory`: the column that names the rollout. None
-    is trouble of the services, a reference that is None, and what can't be scored, as a text with NUL or an item of
-    more than 1 Mi characters; a service or a column that isn't there is an error, at once.
+    text there is compared as JSON. Of a conversation the text is its last turn by the assistant: what a tool said is
+    no answer. `with_prompt`: prompt and completion are one text, with all turns (True), the prompt goes beside the
+    answer (`"apart"`), as a judge takes it, or both are one conversation with their roles (`"messages"`), to which a
+    classifier applies its template. `trajectory`: the column that names the rollout.
+
+    `unscored`: the reward of a text that cannot be scored by its own fault, as an empty one; None as for the others.
+    None is also trouble of the services after `wait_timeout_s`, unless `on_trouble` is `"raise"`, and a reference that
+    is None. How many have none is logged with the reasons. A service or a column that isn't there, and a service that
+    can score nothing, is an error at once.
+
+    A partial, since trainers before TRL 1.14 look whether a reward function is a coroutine function, and a partial of
+    one is. It can be pickled.
     """
 
-    def __init__(
-        self,
-        service: str,
-        *,
-        reference: str | None = None,
-        with_prompt: bool | Literal["apart"] = False,
-        task: str = "trl",
-        trajectory: str | None = None,
-        url: str | None = None,
-        api_key: str | None = None,
-        wait_timeout_s: float = 300.0,
-    ) -> None:
-        self.__name__ = f"tangram_{service}"
-        """Under which TRL logs it."""
-        self._service, self._task = service, task
-        self._reference, self._with_prompt, self._trajectory = reference, with_prompt, trajectory
-        self._url, self._api_key, self._wait_timeout_s = url, api_key, wait_timeout_s
+    __name__: str
+    """Under which TRL logs it."""
 
-    async def __call__(
-        self, prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
+    def __new__(cls, service: str, **options: Unpack[RewardOptions]) -> Self:
+        reward = super().__new__(cls, _rewards, _Asking(service=service, **options))
+        reward.__name__ = f"tangram_{service}"
+        return reward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (type(self), vars(self.args[0]))
+
+
+def _made(cls: type[TangramReward], given: dict[str, Any]) -> TangramReward:
+    return cls(**given)
+
+
+async def _rewards(
+    asking: "_Asking", prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
+) -> list[float | None]:
+    return await asking.rewards(prompts, completions, columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asking:
+    service: str
+    reference: str | None = None
+    with_prompt: WithPrompt = False
+    task: str = "trl"
+    trajectory: str | None = None
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    wait_timeout_s: float = 300.0
+    unscored: float | None = None
+    on_trouble: Literal["none", "raise"] = "none"
+
+    async def rewards(
+        self, prompts: Sequence[Text], completions: Sequence[Text], columns: Mapping[str, Any]
     ) -> list[float | None]:
-        references, names = _column(columns, self._reference), _column(columns, self._trajectory)
+        references, names = _column(columns, self.reference), _column(columns, self.trajectory)
+        without: Counter[str] = Counter()
         items = [
             self._item(prompt, completion, references, at)
             for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
         ]
         step = getattr(columns.get("trainer_state"), "global_step", None)
-        groups = _groups(items, names)
-        async with AsyncTangram(self._url, self._api_key) as client:
-            parts = await asyncio.gather(*(self._scored(client, items, at, name, step) for name, at in groups))
-        found: list[float | None] = [None] * len(items)
+        asked = [item if isinstance(item, ScoreItem) else None for item in items]
+        groups = _groups(asked, names)
+        async with AsyncTangram(self.url, self.api_key) as client:
+            parts = await asyncio.gather(*(self._scored(client, asked, at, name, step) for name, at in groups))
+        said: list[Score | str] = [item if isinstance(item, str) else "" for item in items]
         for (_, at), scores in zip(groups, parts, strict=True):
             for place, score in zip(at, scores, strict=True):
-                found[place] = score
+                said[place] = score
+        found = [self._reward(each, without) for each in said]
+        if without:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in without.most_common())
+            log.warning(
+                "%s: %d of %d completions have no score: %s", self.service, without.total(), len(found), reasons
+            )
         return found
 
-    def _item(self, prompt: Text, completion: Text, references: Sequence[Any] | None, at: int) -> ScoreItem | None:
-        asked, text = _text(prompt), _text(completion)
-        if self._with_prompt is True:
-            text = asked + text
+    def _reward(self, said: "Score | str", without: Counter[str]) -> float | None:
+        """Raises `NotScored` for what is the same for every completion."""
+        if isinstance(said, Score) and said.score is not None:
+            return said.score
+        error = said.error if isinstance(said, Score) else None
+        code = said if isinstance(said, str) else error.code if error is not None else "no_score"
+        if code in OF_THE_SETUP:
+            raise NotScored(f"{self.service} scores nothing: {code}: {error.message if error is not None else ''}")
+        without[code] += 1
+        return self.unscored if code in OF_THE_TEXT else None
+
+    def _item(self, prompt: Text, completion: Text, references: Sequence[Any] | None, at: int) -> ScoreItem | str:
+        """Or the code of why there is none."""
         reference = None
         if references is not None:
             if references[at] is None:
-                return None
-            reference = _as_text(references[at])
+                return "no_reference"
+            reference = _readable(_as_text(references[at]))
         try:
-            item = ScoreItem(text=text, reference=reference, prompt=asked if self._with_prompt == "apart" else None)
+            item = ScoreItem(reference=reference, **self._said(prompt, completion))
         except ValidationError:
-            return None
-        return item if item.characters <= MAX_CHARACTERS else None
+            return "too_long"
+        return item if item.characters <= MAX_CHARACTERS else "too_long"
+
+    def _said(self, prompt: Text, completion: Text) -> dict[str, Any]:
+        if self.with_prompt == "messages":
+            return {"messages": [*_turns(prompt, "user"), *_turns(completion, "assistant")]}
+        if self.with_prompt is True:
+            return {"text": _text(prompt) + _text(completion)}
+        apart = {"prompt": _text(prompt)} if self.with_prompt == "apart" else {}
+        return {"text": _answer(completion), **apart}
 
     async def _scored(
         self,
@@ -89,15 +167,17 @@ class TangramReward:
         at: Sequence[int],
         name: str | None,
         step: int | None,
-    ) -> list[float | None]:
-        about: dict[str, Any] = {"task": self._task, "step": step, "trajectory": name}
+    ) -> "Sequence[Score | str]":
+        """Or, of all of them, what kept them from being scored."""
+        about: dict[str, Any] = {"task": self.task, "step": step, "trajectory": name}
         known = {field: value for field, value in about.items() if value is not None}
         wanted = [item for place in at if (item := items[place]) is not None]
         try:
-            scores = await client.score(self._service, wanted, wait_timeout_s=self._wait_timeout_s, **known)
-        except (Unavailable, Internal, ActionFailed, WaitTimeout):
-            return [None] * len(wanted)
-        return [entry.score for entry in scores]
+            return await client.score(self.service, wanted, wait_timeout_s=self.wait_timeout_s, **known)
+        except TROUBLE as error:
+            if self.on_trouble == "raise":
+                raise
+            return [getattr(error, "code", type(error).__name__)] * len(wanted)
 
 
 def _groups(items: Sequence[ScoreItem | None], names: Sequence[Any] | None) -> list[tuple[str | None, list[int]]]:
@@ -140,13 +220,33 @@ def _plain(value: Any) -> Any:
 
 
 def _text(said: Text) -> str:
+    """All turns."""
     if isinstance(said, str):
-        return said
+        return _readable(said)
     return "\n".join(_content(message.get("content")) for message in said)
+
+
+def _answer(completion: Text) -> str:
+    """The last turn of the assistant, or what was said where nobody has a role."""
+    if isinstance(completion, str):
+        return _readable(completion)
+    own = [turn for turn in completion if turn.get("role", "assistant") == "assistant"]
+    return _content(own[-1].get("content")) if own else ""
+
+
+def _turns(said: Text, role: str) -> list[Message]:
+    if isinstance(said, str):
+        return [Message(role=role, content=_readable(said))]
+    return [Message(role=turn.get("role", role), content=_content(turn.get("content"))) for turn in said]
 
 
 def _content(content: Any) -> str:
     """The text of a turn, which may be in parts; an image has none."""
     if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
+        return _readable(content or "")
+    return _readable("".join(part if isinstance(part, str) else part.get("text") or "" for part in content))
+
+
+def _readable(text: str) -> str:
+    """With U+FFFD for what no text can have, NUL and halves of surrogate pairs: a policy must not escape by them."""
+    return _NO_CHARACTER.sub("\ufffd", text)

@@ -90,11 +90,23 @@ def math(text, reference):
     except ImportError:
         raise Unverifiable("verifier_missing", "the node's python3 has no package math-verify") from None
     # This process's end is the limit. What it fails at is no wrong answer.
-    wanted = parse(reference, parsing_timeout=None, raise_on_error=True)
+    wanted = parse(_marked(reference), parsing_timeout=None, raise_on_error=True)
     if not wanted:
         raise Unverifiable("bad_reference", "reference has no answer that can be read")
     said = parse(text, parsing_timeout=None, raise_on_error=True)
     return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
+
+
+def _marked(reference):
+    """Answers of datasets are plain LaTeX, of which the library reads no more than a number: `10` of `10\\pi`.
+
+    What begins as a sentence, or says where its answer is, is read as it is.
+    """
+    if any(mark in reference for mark in ("$", "\\(", "\\[", "\\boxed", "####")):
+        return reference
+    words = reference.split()[:2]
+    begins_as_sentence = len(words) == 2 and all(len(word) > 1 and word.strip(",:").isalpha() for word in words)
+    return reference if begins_as_sentence else "\\boxed{%s}" % reference
 
 
 VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}

@@ -1,7 +1,12 @@
-"""What all compatible routes do: they hold a call until its scores are there, and fail as their clients understand."""
+"""What all compatible routes do: they hold a call until its scores are there, and fail as their clients understand.
+
+Whatever a policy writes, its trainer goes on: characters that no text can have here are replaced before anything reads
+them, and who sets `unscored` has that number for what a text's own fault keeps from being scored.
+"""
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -24,8 +29,19 @@ ACTION = "tangram-action"
 """The header that names the action whose items these were, and the first of them."""
 TRUNCATED = "tangram-truncated"
 """The header that has the numbers of the entries whose texts were cut, in the order of the request."""
-MAX_TRUNCATED = 50
-"""That are named: a header is short."""
+UNSCORED = "tangram-unscored"
+"""The header that has the numbers of the entries that got the number of the address, and no score."""
+MAX_NAMED = 50
+"""Entries in a header: it is short."""
+OF_THE_TEXT = frozenset({"empty_text", "too_long", "verifier_timeout"})
+"""Codes of entries that say something about their text, and nothing about us or about what it is compared with."""
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2}))|.)",
+    re.DOTALL,
+)
+"""One of JSON's. The group: NUL, or half of a surrogate pair."""
+_NO_CHARACTER = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 
 class CompatRoute(CalledRoute):
@@ -42,6 +58,13 @@ class CompatRoute(CalledRoute):
 
         return handle_patiently
 
+    @staticmethod
+    def readable(content: bytes) -> bytes:
+        """With U+FFFD for what JSON can say and no text can be: a tokenizer's bytes make such characters."""
+        if _NO_CHARACTER.search(content) is None:
+            return content
+        return _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], content)
+
 
 async def score(
     items: Sequence[ScoreItem], place: Place, caller: Caller, request: Request, response: Response, *, within_s: float
@@ -57,9 +80,17 @@ async def score(
     scored = await unless_gone(request, _all([scores.score(ask, caller, trace) for ask in asks]))
     response.headers[ACTION] = f"{scored[0].action};first={scored[0].first}"
     entries = [entry for each in scored for entry in each.entries]
-    if truncated := [str(at) for at, entry in enumerate(entries) if entry.truncated]:
-        response.headers[TRUNCATED] = ",".join(truncated[:MAX_TRUNCATED])
-    return entries
+    _name(response, TRUNCATED, [at for at, entry in enumerate(entries) if entry.truncated])
+    if place.unscored is None:
+        return entries
+    without = [at for at, entry in enumerate(entries) if entry.error is not None and entry.error.code in OF_THE_TEXT]
+    _name(response, UNSCORED, without)
+    return [Score(score=place.unscored) if at in without else entry for at, entry in enumerate(entries)]
+
+
+def _name(response: Response, header: str, entries: Sequence[int]) -> None:
+    if entries:
+        response.headers[header] = ",".join(map(str, entries[:MAX_NAMED]))
 
 
 async def _all(scoring: Sequence[Coroutine[Any, Any, Scored]]) -> Sequence[Scored]:

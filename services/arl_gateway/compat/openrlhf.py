@@ -1,10 +1,9 @@
 """OpenRLHF's remote reward (`--reward.remote_url`): `openrlhf/utils/remote_rm_utils.py` of OpenRLHF/OpenRLHF.
 
-It sends one query a call, waits 180 s, tries five times whatever the status, and drops the sample then. Of several
-URLs the later ones get empty lists. A dataset without a key for labels has `""` for each.
+It sends one query a call, waits 180 s, tries five times whatever the status, and has no reward then, of which 0.11.2
+may die. Of several URLs the later ones get empty lists. A dataset without a key for labels has `""` for each.
 """
 
-import re
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -23,8 +22,6 @@ __all__ = ["router"]
 WITHIN_S = 170.0
 """Just before the client would give up: a refusal costs it one of its tries."""
 KINDS = ("classifier", "sequence-classifier")
-ENDS = re.compile(r"(?:(?:<\|[^<>|\s]{1,64}\|>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
-"""Special tokens, which OpenRLHF leaves in what it sends."""
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
@@ -72,14 +69,9 @@ def _samples(body: RewardRequest, kind: str) -> list[Sample]:
         if kind in VERIFIERS and not query.startswith(prompt):
             raise _refused(f"query.{at}", "does not begin with its prompt, so what was answered is not known")
     return [
-        Sample(prompt=prompt, response=_said(query.removeprefix(prompt)), label=label_of(label) or None, whole=query)
+        Sample(prompt=prompt, response=query.removeprefix(prompt), label=label_of(label) or None, whole=query)
         for query, prompt, label in zip(body.query, prompts, labels, strict=True)
     ]
-
-
-def _said(response: str) -> str:
-    """Without the tokens that end it: they are no part of an answer that is compared with a label."""
-    return ENDS.sub("", response)
 
 
 def _refused(field: str, message: str) -> ValidationFailed:

@@ -35,6 +35,8 @@ class Place:
     task: str
     trajectory: str | None
     step: int | None
+    unscored: float | None = None
+    """The number of an item that its own text keeps from being scored; None is none."""
 
 
 class _AskedOf(Strict):
@@ -42,6 +44,7 @@ class _AskedOf(Strict):
     task: Name = "score"
     trajectory: Name | None = None
     step: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    unscored: float | None = Field(default=None, allow_inf_nan=False)
 
 
 async def place_of(request: Request, kinds: Sequence[str], *, model: str | None = None) -> Place:
@@ -59,7 +62,7 @@ async def place_of(request: Request, kinds: Sequence[str], *, model: str | None 
         service = services[named]
     else:
         raise _missing(f"there is no reward service {named!r}", services)
-    return Place(service, said.task, said.trajectory, said.step)
+    return Place(service, said.task, said.trajectory, said.step, said.unscored)
 
 
 def said_by(request: Request, fields: type[Said]) -> Said:

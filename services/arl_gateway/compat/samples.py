@@ -1,6 +1,7 @@
 """What trainers send about one sample, as the item that the kind of a service takes; and a score's number."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,23 @@ from arl_wire.errors import FieldError, NotScored, ValidationFailed
 from arl_wire.kinds import KINDS
 from arl_wire.scores import MAX_CHARACTERS, Message, Score, ScoreItem
 
-__all__ = ["Sample", "answered_by", "chat", "conversation", "item_of", "label_of", "number_of", "pair", "text_item"]
+__all__ = [
+    "Sample",
+    "answered_by",
+    "chat",
+    "conversation",
+    "item_of",
+    "label_of",
+    "number_of",
+    "pair",
+    "text_item",
+    "without_end",
+]
 
 OF_A_QUERY = frozenset({"relevance", "reranker"})
 """Kinds whose reference is what was asked; that of others is what is right."""
+_END = re.compile(r"(?:(?:<[|｜][^<>|｜\s]{1,64}[|｜]>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
+"""Special tokens, which OpenRLHF and slime leave in what they send. DeepSeek's have wide bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +47,25 @@ class Sample:
 def item_of(kind: str, sample: Sample, *, field: str) -> ScoreItem:
     """Raises `ValidationFailed`, naming `field`, for what the kind needs and the sample has not."""
     forms = KINDS.get(kind, ()) or (("text", "reference"), ("text",))
+    response = without_end(sample.response)
     if ("prompt", "text") in forms:
-        said = {"prompt": sample.prompt, "text": sample.response, "reference": sample.label}
+        said = {"prompt": sample.prompt, "text": response, "reference": sample.label}
         return _item(field, **{name: value for name, value in said.items() if value is not None})
     reference = sample.prompt if kind in OF_A_QUERY else sample.label
     whole = sample.whole if sample.whole is not None else sample.prompt + sample.response
     if reference is not None and ("text", "reference") in forms:
-        return _item(field, text=sample.response, reference=reference)
+        return _item(field, text=response, reference=reference)
     if sample.messages is not None and ("messages",) in forms:
         return _item(field, messages=list(sample.messages))
     if ("text",) in forms:
-        return _item(field, text=whole if ("text", "reference") not in forms else sample.response)
+        return _item(field, text=whole if ("text", "reference") not in forms else response)
     what = "a label" if ("text", "reference") in forms else "tokens, which this route does not carry"
     raise _refused(f"a service of kind `{kind}` needs {what}", field)
+
+
+def without_end(response: str) -> str:
+    """Without the tokens that end it: they are no part of an answer."""
+    return _END.sub("", response)
 
 
 def label_of(given: Any) -> str | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from arl_gateway.compat.asking import CompatRoute, answered, score
 from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, answered_by, item_of, label_of, number_of, text_item
+from arl_gateway.compat.samples import Sample, answered_by, item_of, label_of, number_of, text_item, without_end
 from arl_gateway.routes import ANY, BODY, Writer
 from arl_kit.app import documented
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
@@ -75,7 +75,7 @@ def _sample(body: SampleRequest) -> Sample:
     if isinstance(body.prompt, str):
         return Sample(prompt=body.prompt, response=body.response, label=label)
     prompt = "\n".join(message.content for message in body.prompt)
-    messages = [*body.prompt, answered_by("assistant", body.response, field="response")]
+    messages = [*body.prompt, answered_by("assistant", without_end(body.response), field="response")]
     return Sample(prompt=prompt, response=body.response, label=label, messages=messages)
 
 

@@ -1,0 +1,104 @@
+"""A client goes with its user: through forks, event loops and pickles, and past proxies to this machine."""
+
+import asyncio
+import json
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from uuid import UUID
+
+import pytest
+
+from arl_tangram import AsyncTangram, Tangram
+
+CHILDREN, CALLS = 4, 30
+
+
+class Echo(BaseHTTPRequestHandler):
+    """An action of the id that was asked for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        action = {"id": self.path.rpartition("/")[2], "task": "t", "kind": "exec", "state": "queued"}
+        action |= {"created_at": "2026-01-01T00:00:00Z", "priority": "0"}
+        content = json.dumps(action).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_processes_that_were_forked_read_each_its_own_answers(url: str) -> None:
+    with Tangram(url, "tk_x") as tangram:
+        tangram.get(UUID(int=0))
+        children = [_forked(tangram, number) for number in range(1, CHILDREN + 1)]
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * CHILDREN
+        assert tangram.get(UUID(int=1)).id == UUID(int=1)
+
+
+def _forked(tangram: Tangram, number: int) -> int:
+    child = os.fork()
+    if child == 0:
+        wanted = [UUID(int=number << 32 | call) for call in range(CALLS)]
+        os._exit(0 if [tangram.get(id).id for id in wanted] == wanted else 1)
+    return child
+
+
+def test_a_client_serves_one_event_loop_after_another_and_those_of_threads(url: str) -> None:
+    tangram = AsyncTangram(url, "tk_x")
+
+    async def ask(number: int) -> int:
+        async with tangram:
+            found = await asyncio.gather(*(tangram.get(UUID(int=number + at)) for at in range(3)))
+        return sum(action.id.int for action in found)
+
+    assert [asyncio.run(ask(0)), asyncio.run(ask(10))] == [3, 33]
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda at=at: found.append(asyncio.run(ask(10 * at)))) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [3, 33, 63]
+
+
+def test_a_client_can_be_sent_to_another_process(url: str) -> None:
+    with pickle.loads(pickle.dumps(Tangram(url, "tk_x"))) as tangram:
+        assert tangram.get(UUID(int=7)).id == UUID(int=7)
+    sent: AsyncTangram = pickle.loads(pickle.dumps(AsyncTangram(url, "tk_x")))
+
+    async def ask() -> UUID:
+        async with sent:
+            return (await sent.get(UUID(int=7))).id
+
+    assert asyncio.run(ask()) == UUID(int=7)
+
+
+def test_a_proxy_of_the_environment_is_not_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with Tangram(url, "tk_x", patience_s=0.1) as tangram:
+        assert tangram.get(UUID(int=3)).id == UUID(int=3)
+
+    async def ask() -> None:
+        async with AsyncTangram(url, "tk_x", patience_s=0.1) as tangram:
+            assert (await tangram.get(UUID(int=4))).id == UUID(int=4)
+
+    asyncio.run(ask())
