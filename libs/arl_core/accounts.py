@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from arl_core.fairness import Shares, own_share
+from arl_core.fairness import Shares, own_resource, own_share
 from arl_core.model import Amounts
 
 __all__ = ["Accounts"]
@@ -17,9 +17,9 @@ class Accounts:
         """Of all nodes together."""
         self._expected: dict[UUID, float] = {}
 
-    def granted(self, action_id: UUID, task: int, share_s: float) -> None:
-        """What it is expected to have, by `Curves.share_s`."""
-        self._expected[action_id] = self.shares.expect(task, share_s)
+    def granted(self, action_id: UUID, task: int, share_s: float, amounts: Amounts) -> None:
+        """What it is expected to have of these amounts, by `Curves.share_s`."""
+        self._expected[action_id] = self.shares.expect(task, share_s, own_resource(amounts, self.total))
 
     def released(self, action_id: UUID, task: int, amounts: Amounts, *, held_s: float) -> None:
         """Nothing is paid for what an earlier leader granted."""

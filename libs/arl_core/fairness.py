@@ -1,7 +1,9 @@
 """Weighted fair shares: of projects, and of the tasks inside each.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996) over dominant shares (Ghodsi et al., DRF, 2011): whoever is granted
-something pays for it in virtual time, and whoever has paid least goes first. Idle tasks save nothing up.
+something pays for it in virtual time, and whoever has paid least goes first. Idle tasks save nothing up. How far one
+may be behind is measured by those who have the same resource: a task that is alone on another one pays without taking
+anything from anybody.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +14,15 @@ from uuid import UUID
 from arl_core.model import ENVIRONMENT_RESOURCES, Amounts, Waiting
 from arl_core.waiting import Bucket, Walk
 
-__all__ = ["FairWalk", "QueueWeight", "Shares", "dominant_share", "own_share", "total_amounts"]
+__all__ = [
+    "FairWalk",
+    "QueueWeight",
+    "Shares",
+    "dominant_share",
+    "own_resource",
+    "own_share",
+    "total_amounts",
+]
 
 
 CREDIT_S = 10.0
@@ -55,15 +65,27 @@ def own_share(amounts: Amounts, total: Amounts) -> float:
     return most
 
 
+def own_resource(amounts: Amounts, total: Amounts) -> str:
+    """That of which `own_share` is the part; an empty name of what has nothing of its own."""
+    named = [name for name in amounts if name not in ENVIRONMENT_RESOURCES and total.get(name)]
+    return max(named, key=lambda name: amounts[name] / total[name], default="")
+
+
 class Shares:
     """What each task has had, in seconds of the whole cell, over its weight. Only differences mean anything."""
 
     def __init__(self) -> None:
         self._virtual: dict[int, float] = {}
         self._expected: dict[int, float] = {}
-        self._served = 0.0
-        """What the one had that was granted something last, at most of all."""
+        self._served: dict[str, float] = {}
+        """By resource: what the one had that was granted some of it last, at most of all."""
+        self._resource: dict[int, str] = {}
+        """Of which each task was granted something last."""
         self._active: dict[int, int] = {}
+        self._running: dict[int, int] = {}
+        self._paused: frozenset[int] = frozenset()
+        self._sharing: set[int] = set()
+        """Tasks that get a part of what their projects get: active ones, but for those that may start nothing."""
         self._weights: Mapping[int, QueueWeight] = {}
         self._siblings: dict[int, float] = {}
         self._parts: dict[int, float] = {}
@@ -76,8 +98,15 @@ class Shares:
         self._weights = weights
         self._siblings = {}
         self._parts.clear()
-        for task in self._active:
+        for task in self._sharing:
             self._count(task, +1)
+
+    def pause(self, tasks: frozenset[int]) -> None:
+        """These may start nothing, from now on, and the others may: what waits there takes no part from anybody."""
+        changed = tasks ^ self._paused
+        self._paused = tasks
+        for task in changed:
+            self._recount(task)
 
     def begin(self, task: int) -> None:
         """One more action of it waits or runs. Whoever was idle starts level with who was served last.
@@ -86,33 +115,38 @@ class Shares:
         """
         if task not in self._active:
             least = min((self._virtual[other] for other in self._active), default=0.0)
-            self._virtual[task] = max(self._virtual.get(task, 0.0), self._served, least)
-            self._count(task, +1)
+            self._virtual[task] = max(self._virtual.get(task, 0.0), self._served_beside(task), least)
         self._active[task] = self._active.get(task, 0) + 1
+        self._recount(task)
 
     def end(self, task: int) -> None:
         """One action less."""
         self._active[task] -= 1
         if not self._active[task]:
             del self._active[task]
-            self._count(task, -1)
+            self._recount(task)
             if not self._active:
-                self._served = 0.0
-                self._virtual.clear()
-                self._expected.clear()
+                for each in (self._served, self._resource, self._virtual, self._expected, self._running):
+                    each.clear()
 
-    def expect(self, task: int, share_s: float) -> float:
+    def expect(self, task: int, share_s: float, resource: str = "") -> float:
         """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
         cost = share_s / (self._parts.get(task) or self.part(task))
-        if (had := self._virtual.get(task, 0.0)) > self._served:
-            self._served = had
+        # What it was behind beyond its credit is lost now, or it would go first until all of that was made up.
+        self._virtual[task] = self.virtual_s(task) - self._expected.get(task, 0.0)
+        self._resource[task] = resource
+        self._served[resource] = max(self._served.get(resource, 0.0), self._virtual.get(task, 0.0))
         self._expected[task] = self._expected.get(task, 0.0) + cost
+        self._running[task] = self._running.get(task, 0) + 1
+        self._recount(task)
         return cost
 
     def settle(self, task: int, expected: float, share_s: float) -> None:
         """What was expected is over, and was so much."""
         self._expected[task] -= expected
         self._virtual[task] = self._virtual.get(task, 0.0) + self.cost(task, share_s)
+        self._running[task] -= 1
+        self._recount(task)
 
     def cost(self, task: int, share_s: float) -> float:
         """What this counts for it."""
@@ -120,8 +154,8 @@ class Shares:
 
     def virtual_s(self, task: int) -> float:
         """What it had and is expected to have by what was granted; who had little saves up `CREDIT_S` at most."""
-        had = max(self._virtual.get(task, 0.0), self._served - CREDIT_S)
-        return had + self._expected.get(task, 0.0)
+        had = self._virtual.get(task, 0.0) + self._expected.get(task, 0.0)
+        return max(had, self._served_beside(task) - CREDIT_S)
 
     def part(self, task: int) -> float:
         """Its weight among all, as long as just the tasks that are active now share what their projects get."""
@@ -135,6 +169,17 @@ class Shares:
         if weight is None:
             return 1.0
         return weight.project_weight * weight.weight / max(self._siblings.get(weight.project, 0.0), weight.weight)
+
+    def _served_beside(self, task: int) -> float:
+        """Of the resource that it had last; of one that had none yet, of that whose users had least."""
+        resource = self._resource.get(task)
+        return min(self._served.values(), default=0.0) if resource is None else self._served.get(resource, 0.0)
+
+    def _recount(self, task: int) -> None:
+        shares = task in self._active and (task not in self._paused or bool(self._running.get(task)))
+        if shares != (task in self._sharing):
+            (self._sharing.add if shares else self._sharing.discard)(task)
+            self._count(task, +1 if shares else -1)
 
     def _count(self, task: int, sign: int) -> None:
         self._parts.clear()

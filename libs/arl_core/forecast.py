@@ -215,7 +215,7 @@ class Forecasting:
         )
         expected_s = self._curves.expected_s(action.cls, grant.amounts)
         share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)
-        self._accounts.granted(action.id, action.task, share_s)
+        self._accounts.granted(action.id, action.task, share_s, grant.amounts)
         self._change(grant.node, self._held(running, environment), sign=-1)
         self._run(Working(running, environment), ends=self._now + expected_s)
 

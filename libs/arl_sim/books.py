@@ -110,7 +110,7 @@ class Books:
         )
         self._running.add(running)
         share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)
-        self._accounts.granted(action.id, action.task, share_s)
+        self._accounts.granted(action.id, action.task, share_s, grant.amounts)
         return self._occupy(grant, action, now=now) if action.cls.shape is Shape.GROUP else True
 
     def begin_resize(self, fence: Fence, node: int, amounts: Amounts) -> None:

@@ -105,7 +105,7 @@ class Index:
             pod = self._pod_for(action.trajectory, amounts) if has_pods and name is None else None
             # It was active in its task's share, and stays so.
             hold = Hold(fence, action.cls, grant.node, amounts, name, action.task, now, None, pod)
-            self._accounts.granted(id, action.task, share_s(action.cls, amounts, total))
+            self._accounts.granted(id, action.task, share_s(action.cls, amounts, total), amounts)
             if name is None and pod is None:
                 self.holds.add(hold)
                 self._waiting.forget(id)
@@ -281,6 +281,7 @@ class Index:
         """Take what waits in these queues out of the rounds' sight, and what waits in the resumed ones back in."""
         changed = paused ^ self._paused
         self._paused = paused
+        self._accounts.shares.pause(paused)
         for action in [each for each in self._queued.values() if each.task in changed] if changed else ():
             self._waiting.discard(action.id)
             name = self._home_of.get(action.id)
