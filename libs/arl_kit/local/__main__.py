@@ -10,6 +10,7 @@ from pathlib import Path
 import asyncpg
 import sqlalchemy.exc
 
+from arl_kit.local.forwarded import unknown_settings
 from arl_kit.local.plan import DEFAULT_COMMANDS, LAUNCHER_NO_SANDBOX, Options
 from arl_kit.local.state_dir import AlreadyUp, StateDir, default_directory
 from arl_kit.local.up import run
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
             if chosen.purge:
                 _purge(chosen.dir)
             else:
+                _warn(unknown_settings(os.environ))
                 asyncio.run(run(_options(chosen), os.environ, until_eof=chosen.until_eof, commands=commands))
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
@@ -44,6 +46,12 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_FAILED
     return 0
+
+
+def _warn(sentences: Sequence[str]) -> None:
+    """`tangram up` shows it."""
+    for sentence in sentences:
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - a command line
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from arl_kit.local.forwarded import forwarded
 from arl_kit.local.state_dir import StateDir
 from arl_kit.passed_on import passed_on
 from arl_kit.supervisor import ProcessSpec
@@ -29,32 +30,6 @@ CALLERS = {
     "gateway": (),
 }
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "cpu-launcher": 4}
-_LIMITS = {
-    "admission": ("TANGRAM_QUEUE_LIMIT", "TANGRAM_RETAIN_S", "TANGRAM_KEY_RETENTION_S"),
-    "cpu": ("TANGRAM_SNAPSHOTS_MIB", "TANGRAM_POLICY", "TANGRAM_RESOURCES"),
-    "gpu": (
-        "TANGRAM_SERVICES",
-        "TANGRAM_MODELS",
-        "TANGRAM_CALLABLES",
-        "TANGRAM_ENGINES",
-        "TANGRAM_SLOTS",
-        "TANGRAM_DEVICE_MIB",
-        "TANGRAM_DEVICE_THREADS",
-        "TANGRAM_BATCH_TOKENS",
-        "TANGRAM_BATCH_S",
-        "TANGRAM_BATCH_LIMIT_S",
-        "TANGRAM_BEGUN_TOKENS",
-        "TANGRAM_COPY_MIB_PER_S",
-        "TANGRAM_DEVICES",
-        "TANGRAM_HOST_MIB",
-        "TANGRAM_SWAP_WAIT_S",
-        "TANGRAM_EVICTION",
-    ),
-    "scheduler": ("TANGRAM_POLICY", "TANGRAM_POD_CORES", "TANGRAM_TRACE_SLOW_S"),
-    "gateway": ("TANGRAM_RATE_LIMIT", "TANGRAM_RATE_LIMIT_WINDOW_S", "TANGRAM_MAX_ARCHIVE_MIB"),
-}
-"""What the user's environment may set for each service."""
-
 _LOOPBACK = "127.0.0.1"
 
 
@@ -120,6 +95,7 @@ class Plan:
     def _launcher(self) -> ProcessSpec:
         env = {
             **passed_on(self.environment),
+            **forwarded("cpu-launcher", self.environment),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_LAUNCHER_DIR": str(self.state.path / "launcher"),
             "TANGRAM_DRIVER": self.options.driver,
@@ -142,8 +118,8 @@ class Plan:
             "TANGRAM_DATABASE_URL": self.database_urls[service],
             "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", service),
             "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
+            **forwarded(service, self.environment),
             **self._only_for(name),
-            **{limit: self.environment[limit] for limit in _LIMITS.get(service, ()) if limit in self.environment},
         }
         return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz")
 

@@ -69,6 +69,8 @@ def up(
         arguments = _arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
         supervisor = _spawn(state, arguments, detach=detach)
         if _wait_until_up(state, supervisor):
+            if warned := _last_words(state).read_text(errors="replace").strip():
+                stderr.print(warned, style="yellow", markup=False, highlight=False)
             _show_up(state, output, "up")
             if not detach:
                 raise typer.Exit(stay(state, supervisor))

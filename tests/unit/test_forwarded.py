@@ -1,0 +1,43 @@
+"""What a user sets reaches the process whose setting it is, and what nobody reads is said."""
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from arl_admission.settings import AdmissionSettings
+from arl_cpu.settings import CpuSettings
+from arl_gateway.settings import GatewaySettings
+from arl_gpu.settings import GpuSettings
+from arl_kit.local.forwarded import FORWARDED, forwarded, unknown_settings
+from arl_scheduler.settings import SchedulerSettings
+
+DECIDED = {
+    *("host", "port", "database_url", "service_token", "accept", "failpoints", "admission_url", "scheduler_url"),
+    *("node_name", "advertise_url", "driver", "launcher_socket", "templates_dir", "snapshots_dir", "engines_dir"),
+}
+"""By `tangram up`, or for tests."""
+
+
+@pytest.mark.parametrize(
+    ("service", "settings"),
+    [
+        ("admission", AdmissionSettings),
+        ("scheduler", SchedulerSettings),
+        ("cpu", CpuSettings),
+        ("gpu", GpuSettings),
+        ("gateway", GatewaySettings),
+    ],
+)
+def test_every_setting_of_a_service_reaches_it_unless_up_decides_it(service: str, settings: type[BaseSettings]) -> None:
+    assert set(FORWARDED[service]) == settings.model_fields.keys() - DECIDED
+
+
+def test_a_process_is_told_nothing_that_is_for_another() -> None:
+    given = {"TANGRAM_ENGINES": "{}", "TANGRAM_AGENT": "c", "TANGRAM_API_KEY": "tk_x", "TANGRAM_MEMORY_MIB": "512"}
+    assert forwarded("cpu", given) == {"TANGRAM_MEMORY_MIB": "512"}
+    assert forwarded("cpu-launcher", given) == {"TANGRAM_AGENT": "c"}
+    assert forwarded("gateway", given) == {}
+
+
+def test_a_misspelt_setting_is_said_with_what_it_may_have_been() -> None:
+    said = unknown_settings(["TANGRAM_POLICIY", "TANGRAM_POLICY", "TANGRAM_URL", "HOME"])
+    assert said == ["TANGRAM_POLICIY is no setting of anything here; is it TANGRAM_POLICY?"]
