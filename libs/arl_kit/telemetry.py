@@ -5,6 +5,7 @@ import logging
 import re
 import secrets
 import sys
+import time
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,13 +30,16 @@ def trace_id_of(traceparent: str | None) -> str | None:
 
 
 class _JsonLines(logging.Formatter):
+    converter = staticmethod(time.gmtime)
+    """Lines of several machines are read together."""
+
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,

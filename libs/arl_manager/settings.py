@@ -1,10 +1,13 @@
 import socket
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from arl_kit.settings import ServiceSettings
 
 __all__ = ["ManagerSettings"]
+
+EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - no address that anybody could ask
 
 
 class ManagerSettings(ServiceSettings):
@@ -17,6 +20,12 @@ class ManagerSettings(ServiceSettings):
     beat_s: float = Field(default=2.0, gt=0)
     poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
     poll_idle_s: float = Field(default=8.0, gt=0)
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.host in EVERY_ADDRESS and self.advertise_url is None:
+            raise ValueError(f"with TANGRAM_HOST={self.host} set TANGRAM_ADVERTISE_URL to where others reach this node")
+        return self
 
     @property
     def url(self) -> str:

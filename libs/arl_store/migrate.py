@@ -1,5 +1,6 @@
 """Bring a database to the schema of this version: tables by alembic, then roles, grants and the trigger."""
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -11,7 +12,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from arl_core.states import Role
@@ -27,9 +30,14 @@ SCRAM_ITERATIONS = 4096
 log = logging.getLogger(__name__)
 
 LOCK = text("select pg_advisory_xact_lock(hashtext('tangram.migrate'))")
+LOCK_LIMIT = text("set local lock_timeout = '2s'")
+"""Whoever waits for a table keeps all out that come later, and a backup holds all tables for as long as it takes."""
+LOCK_NOT_AVAILABLE = "55P03"
+LOCK_TRIES = 12
+LOCK_PAUSE_S = 3.0
 SERVER = text("""
     select current_setting('server_version_num')::int as version,
-           current_database() as database,
+           current_database() as database, current_setting('server_encoding') as encoding,
            (select rolsuper or rolcreaterole from pg_roles where rolname = current_user) as may_create_roles
 """)
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
@@ -49,9 +57,22 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str]) -> None:
     """
     engine = engine_for(owner_url)
     try:
-        async with engine.begin() as connection:
-            await connection.execute(LOCK)
-            await _upgrade_locked(connection, passwords)
+        for tries_left in reversed(range(LOCK_TRIES)):
+            try:
+                async with engine.begin() as connection:
+                    await connection.execute(LOCK)
+                    await connection.execute(LOCK_LIMIT)
+                    await _upgrade_locked(connection, passwords)
+                return
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+                    raise
+                if not tries_left:
+                    raise RuntimeError(
+                        "tables are locked by somebody else, a backup perhaps; try again later"
+                    ) from None
+            log.warning("tables are locked by somebody else; trying again")
+            await asyncio.sleep(LOCK_PAUSE_S)
     finally:
         await engine.dispose()
 
@@ -82,6 +103,8 @@ async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, s
     server = (await connection.execute(SERVER)).one()
     if server.version < MINIMUM_SERVER:
         raise RuntimeError(f"PostgreSQL 15 or newer is needed; this server is {server.version // 10000}")
+    if server.encoding != "UTF8":
+        raise RuntimeError(f"the database {server.database} has the encoding {server.encoding}; it has to be UTF8")
     await connection.run_sync(_run_alembic)
     if server.may_create_roles:
         await _ensure_roles(connection, server.database, passwords)
@@ -120,7 +143,10 @@ def _run_alembic(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_scripts()))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise RuntimeError(f"the database is of another, probably newer version of ARL-Tangram: {error}") from None
 
 
 def _scripts() -> Path:

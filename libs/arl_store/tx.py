@@ -19,8 +19,10 @@ __all__ = ["PoolBusy", "ReadTx", "Row", "Store", "WriteTx", "engine_for", "is_te
 
 Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0
-TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001"})
-"""SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization."""
+TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001", "55P03", "25006", "28P01"})
+"""SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization; a lock that others have, as a
+backup's; a server that only reads, after a failover or with a full disk; a password that was changed a moment ago."""
+READ_ONLY = text("select current_setting('transaction_read_only') = 'on' as is_so")
 
 
 class PoolBusy(Exception):
@@ -94,8 +96,12 @@ class Store:
             yield WriteTx(connection)
 
     async def ping(self) -> None:
+        """Raises what a statement would, also where the server takes none that writes."""
         async with self.read() as tx:
-            await tx.first(text("select 1"))
+            row = await tx.first(READ_ONLY)
+        if row is None or row.is_so:
+            await self._leave_connections()
+            raise asyncpg.ReadOnlySQLTransactionError("the database is read-only")
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -130,12 +136,20 @@ class Store:
         except asyncpg.DataError as error:
             # What the driver says of a parameter that does not fit holds its value: what clients pass to programs.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
+        except asyncpg.ReadOnlySQLTransactionError:
+            await self._leave_connections()
+            raise
         except asyncpg.PostgresError as error:
             # The detail quotes the row that failed.
             error.detail = None
             raise
         finally:
             await pool.release(connection)
+
+    async def _leave_connections(self) -> None:
+        """New ones may reach the server that writes now."""
+        if self._pool is not None:
+            await self._pool.expire_connections()
 
     async def _opened(self) -> asyncpg.Pool:
         """Connections are made at their first use; opening an empty pool awaits nothing."""

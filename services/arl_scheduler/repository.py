@@ -248,6 +248,7 @@ LOSE_ENVIRONMENTS = text("""
        and lost_at is null
 """)
 
+LOCK_LIMIT = text("set local lock_timeout = '100ms'")
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
 
 
@@ -349,4 +350,6 @@ async def lose_environments(tx: WriteTx, nodes: Sequence[int], *, away_s: float)
 
 
 async def ensure_partitions(tx: WriteTx, *, days: int) -> None:
+    """Waits for nobody, since all that comes later would wait too: there are days left to do it in."""
+    await tx.execute(LOCK_LIMIT)
     await tx.first(ENSURE_PARTITIONS, {"days": days})

@@ -38,7 +38,7 @@ from arl_scheduler.settings import SchedulerSettings
 from arl_scheduler.straggling import Straggling
 from arl_scheduler.terms import TermLost
 from arl_scheduler.traces import Traces
-from arl_store.tx import Store
+from arl_store.tx import Store, is_temporary
 from arl_store.wake import Notifier
 
 __all__ = ["Rounds"]
@@ -48,6 +48,8 @@ LATE_AGAIN_S = 1.0
 """Before what is late by our clock, and was not by that of Postgres, is looked at again."""
 AFTER_ERROR_S = 0.5
 PARTITIONS_EVERY_S = 6 * 3600
+PARTITIONS_AGAIN_S = 300
+"""After somebody had the tables locked, as a backup has."""
 PARTITIONS_AHEAD = 7
 
 log = logging.getLogger(__name__)
@@ -356,8 +358,14 @@ class Rounds:
         if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:
             return
         self._partitions_at = time.monotonic()
-        async with self._store.write() as tx:
-            await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
+        try:
+            async with self._store.write() as tx:
+                await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
+        except Exception as error:
+            if not is_temporary(error):
+                raise
+            self._partitions_at += PARTITIONS_AGAIN_S - PARTITIONS_EVERY_S
+            log.info("partitions are made later: %s", error)
         await self.learning.forget(self.leadership)
 
     async def _show(self) -> None:
