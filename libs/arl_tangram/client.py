@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
-from arl_tangram import administering, operations, streaming, tracing
+from arl_tangram import administering, batching, operations, streaming, tracing
 from arl_tangram.bounded import bounded
 from arl_tangram.channels import AsyncChannel, Channel
 from arl_tangram.connection import resolve
@@ -64,11 +64,11 @@ class Tangram(Trees, Rewards, Shares):
 
     def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
         """Ids in order. Raises `BatchRefused` if any was refused; the others run."""
-        return self._run(operations.submit_many(actions, patience_s=self._patience_s))
+        return self._run(batching.submit_many(actions, patience_s=self._patience_s))
 
     def submit_gang(self, actions: Sequence[SubmitAction]) -> list[UUID]:
         """Those that start in one moment or not at all; ids in order. Raises `BatchRefused`, and then none runs."""
-        return self._run(operations.submit_gang(actions, patience_s=self._patience_s))
+        return self._run(batching.submit_gang(actions, patience_s=self._patience_s))
 
     def run(
         self,
@@ -225,10 +225,10 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
         return await self._run(operations.submit(_action(action, options), wait_s=0, patience_s=self._patience_s))
 
     async def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
-        return await self._run(operations.submit_many(actions, patience_s=self._patience_s))
+        return await self._run(batching.submit_many(actions, patience_s=self._patience_s))
 
     async def submit_gang(self, actions: Sequence[SubmitAction]) -> list[UUID]:
-        return await self._run(operations.submit_gang(actions, patience_s=self._patience_s))
+        return await self._run(batching.submit_gang(actions, patience_s=self._patience_s))
 
     async def run(
         self,

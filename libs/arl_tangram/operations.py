@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from arl_core.states import Outcome
-from arl_tangram.options import failed_validation, wrong
+from arl_tangram.options import wrong
 from arl_wire.actions import (
     Action,
     ActionPage,
@@ -26,12 +26,15 @@ from arl_wire.actions import (
     WaitRequest,
     WaitResponse,
 )
-from arl_wire.batches import BatchAccepted, BatchItem, SubmitBatch
 from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
 from arl_wire.errors import Problem, TangramError, Unavailable, error_from
 
 __all__ = [
+    "BATCH",
+    "FIRST_PAUSE_S",
+    "LONGEST_PAUSE_S",
     "REPLY_MARGIN_S",
+    "RETRY_STATUS",
     "WAIT_CHUNK_S",
     "ActionFailed",
     "BatchRefused",
@@ -56,8 +59,6 @@ __all__ = [
     "list_environments",
     "run",
     "submit",
-    "submit_gang",
-    "submit_many",
     "take_back",
     "wait",
     "wait_any",
@@ -150,57 +151,6 @@ def submit(action: SubmitAction, *, wait_s: float, patience_s: float, key: str |
         timeout_s=wait_s + REPLY_MARGIN_S,
     )
     return Action.model_validate_json((yield from answered(call, patience_s)))
-
-
-def submit_many(actions: Sequence[SubmitAction], *, patience_s: float) -> Operation[list[UUID]]:
-    """Ids in the order of `actions`. Raises `BatchRefused` if any was refused; the others run."""
-    accepted: dict[int, UUID] = {}
-    refused: dict[int, TangramError] = {}
-    for start in range(0, len(actions), BATCH):
-        batch = SubmitBatch(actions=list(actions[start : start + BATCH]))
-        items = yield from _submit_batch(batch, patience_s)
-        for index, item in enumerate(items, start):
-            if item.problem is not None:
-                refused[index] = error_from(item.problem)
-            elif item.id is not None:
-                accepted[index] = item.id
-    if refused:
-        raise BatchRefused(accepted, refused)
-    return [accepted[index] for index in range(len(actions))]
-
-
-def submit_gang(actions: Sequence[SubmitAction], *, patience_s: float) -> Operation[list[UUID]]:
-    """Ids in the order of `actions`. Raises `BatchRefused`, and then none of them runs."""
-    try:
-        gang = SubmitBatch(actions=list(actions), gang=True)
-    except ValidationError as error:
-        raise failed_validation(error) from None
-    items = yield from _submit_batch(gang, patience_s)
-    refused = {at: error_from(item.problem) for at, item in enumerate(items) if item.problem is not None}
-    if refused:
-        raise BatchRefused({}, refused)
-    return [item.id for item in items if item.id is not None]
-
-
-def _submit_batch(batch: SubmitBatch, patience_s: float) -> Generator[Call | Pause, Reply | None, list[BatchItem]]:
-    """Sent again under the same key while any item's answer is to come back later; accepted ones stay what they are."""
-    call = Call(
-        method="POST",
-        path="/v1/actions:batch",
-        body=batch,
-        headers={"idempotency-key": uuid4().hex},
-    )
-    waited, pause = 0.0, FIRST_PAUSE_S
-    while True:
-        items = BatchAccepted.model_validate_json((yield from answered(call, patience_s))).items
-        later = any(item.problem is not None and item.problem.status in RETRY_STATUS for item in items)
-        if not later or waited >= patience_s:
-            return items
-        asked = [item.problem.retry_after_s or 0 for item in items if item.problem is not None]
-        seconds = max(pause, *asked)
-        yield Pause(seconds)
-        waited += seconds
-        pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
 def run(

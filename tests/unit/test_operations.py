@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 
 from arl_core.states import Outcome, State
-from arl_tangram import operations
+from arl_tangram import batching, operations
 from arl_tangram.bounded import LATE_S, bounded
 from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import exec_action
 from arl_tangram.rewards import Rewards, ScoreOptions
 from arl_wire.actions import Action, WaitRequest, WaitResponse
 from arl_wire.batches import BatchAccepted, BatchItem
-from arl_wire.errors import NotFound, TangramError, Unavailable, ValidationFailed
+from arl_wire.errors import NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
 from arl_wire.scores import Score, ScoreItem
 from arl_wire.scoring import ScoreAnswer, ScoreRequest
 from support.builders import numbered
@@ -187,7 +187,7 @@ def test_a_batch_that_is_refused_in_part_says_which() -> None:
     items = [BatchItem(id=numbered(1)), BatchItem(problem=ValidationFailed("argv: no").problem())]
     reply = Reply(202, BatchAccepted(items=items).model_dump_json().encode())
     with pytest.raises(BatchRefused) as caught:
-        drive(operations.submit_many([ACTION, ACTION], patience_s=1), replies(reply))
+        drive(batching.submit_many([ACTION, ACTION], patience_s=1), replies(reply))
     assert caught.value.accepted == {0: numbered(1)}
     assert isinstance(caught.value.refused[1], ValidationFailed)
 
@@ -197,9 +197,25 @@ def test_a_large_batch_goes_in_parts() -> None:
         items = [BatchItem(id=UUID(int=n)) for n in range(len(call.body.actions))]  # type: ignore[union-attr]
         return Reply(202, BatchAccepted(items=items).model_dump_json().encode())
 
-    value, calls, _ = drive(operations.submit_many([ACTION] * 2500, patience_s=1), accept)
+    value, calls, _ = drive(batching.submit_many([ACTION] * 2500, patience_s=1), accept)
     assert len(value) == 2500
     assert len(calls) == 3
+    with_files = exec_action(task="t", argv=["true"], files={"a": b"x" * 60_000})
+    value, calls, _ = drive(batching.submit_many([with_files] * 1000, patience_s=1), accept)
+    assert len(value) == 1000
+    assert all(len(call.body.model_dump_json()) < 64 << 20 for call in calls if call.body is not None)
+
+
+def test_where_a_later_part_is_refused_the_ids_of_those_before_are_told() -> None:
+    accepted = BatchAccepted(items=[BatchItem(id=UUID(int=n)) for n in range(1000)]).model_dump_json().encode()
+    too_large = Reply(413, TooLarge("no").problem().model_dump_json().encode())
+    with pytest.raises(BatchRefused) as caught:
+        drive(batching.submit_many([ACTION] * 2500, patience_s=1), replies(Reply(202, accepted), too_large))
+    assert len(caught.value.accepted) == 1000
+    assert caught.value.refused.keys() == set(range(1000, 2500))
+    assert isinstance(caught.value.refused[1000], TooLarge)
+    with pytest.raises(TooLarge):
+        drive(batching.submit_many([ACTION], patience_s=1), replies(too_large))
 
 
 class TestOptions:

@@ -110,7 +110,7 @@ def test_an_engine_that_can_not_be_is_said_without_its_key(
 def test_a_node_that_listens_everywhere_has_to_say_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TANGRAM_HOST", "0.0.0.0")  # noqa: S104
+    monkeypatch.setenv("TANGRAM_HOST", "0.0.0.0")
     with pytest.raises(SystemExit, match="2"):
         load(GpuSettings)
     assert "TANGRAM_ADVERTISE_URL" in capsys.readouterr().err
