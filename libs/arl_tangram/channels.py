@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from arl_tangram.connection import Connection
+from arl_tangram.shared_wait import Ask, SharedWait
 
 __all__ = ["AsyncChannel", "Channel"]
 
@@ -51,6 +52,9 @@ class AsyncChannel:
         self._connection = connection
         self._process = 0
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._waits: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedWait] = WeakKeyDictionary()
+        self.running = 0
+        """Calls that wait for the outcome of an action, each by a connection of its own."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._connection,)
@@ -59,16 +63,27 @@ class AsyncChannel:
     def http(self) -> httpx.AsyncClient:
         """That of the running event loop."""
         if self._process != os.getpid():
-            self._clients, self._process = WeakKeyDictionary(), os.getpid()
+            self._clients, self._waits = WeakKeyDictionary(), WeakKeyDictionary()
+            self._process, self.running = os.getpid(), 0
         loop = asyncio.get_running_loop()
         if (client := self._clients.get(loop)) is None:
             transport = _transport(self._connection.url)
             client = self._clients[loop] = httpx.AsyncClient(**_options(self._connection), transport=transport)
         return client
 
+    def shared_wait(self, ask: Ask) -> SharedWait:
+        """That of the running event loop; `ask`: how it asks if it is the first."""
+        loop = asyncio.get_running_loop()
+        return self._waits.get(loop) or self._waits.setdefault(loop, SharedWait(ask))
+
     async def close(self) -> None:
         """What other event loops have open is left to them."""
-        if self._process == os.getpid() and (client := self._clients.pop(asyncio.get_running_loop(), None)) is not None:
+        if self._process != os.getpid():
+            return
+        loop = asyncio.get_running_loop()
+        if (wait := self._waits.pop(loop, None)) is not None:
+            await wait.close()
+        if (client := self._clients.pop(loop, None)) is not None:
             await client.aclose()
 
 

@@ -13,7 +13,7 @@ from arl_tangram import administering, batching, operations, streaming, tracing
 from arl_tangram.bounded import bounded
 from arl_tangram.channels import AsyncChannel, Channel
 from arl_tangram.connection import resolve
-from arl_tangram.operations import Operation, Pause, Reply
+from arl_tangram.operations import Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import ExecOptions, exec_action, file_action
 from arl_tangram.rewards import AsyncRewards, Rewards
 from arl_tangram.sending import send, send_async
@@ -32,6 +32,8 @@ __all__ = ["AsyncTangram", "Tangram"]
 
 Value = TypeVar("Value")
 PATIENCE_S = 120.0
+RUNNING = 512
+"""Runs of one client that have a connection each while they wait; further ones wait together."""
 TAKE_BACK_S = 5.0
 """So long a cancelled task stays for the sake of its action."""
 
@@ -240,14 +242,37 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
     ) -> Action:
         """A task that is cancelled meanwhile takes its action back, which then holds nothing any more."""
         wanted, key = _action(action, options), uuid4().hex
-        waiting = operations.run(wanted, timeout_s=wait_timeout_s, patience_s=self._patience_s, key=key)
+        running = self._run_beside_many if self._channel.running >= RUNNING else self._run_by_itself
         try:
-            return await self._run(bounded(waiting, wait_timeout_s))
+            return await running(wanted, key, wait_timeout_s)
         except asyncio.CancelledError:
             with suppress(TangramError, TimeoutError):
                 async with asyncio.timeout(TAKE_BACK_S):
                     await self._run(operations.take_back(wanted, patience_s=TAKE_BACK_S, key=key))
             raise
+
+    async def _run_by_itself(self, action: SubmitAction, key: str, timeout_s: float | None) -> Action:
+        waiting = operations.run(action, timeout_s=timeout_s, patience_s=self._patience_s, key=key)
+        self._channel.running += 1
+        try:
+            return await self._run(bounded(waiting, timeout_s))
+        finally:
+            self._channel.running -= 1
+
+    async def _run_beside_many(self, action: SubmitAction, key: str, timeout_s: float | None) -> Action:
+        ends_at = _end(timeout_s)
+        submitting = operations.submit(action, wait_s=0, patience_s=self._patience_s, key=key)
+        found = await self._run(bounded(submitting, timeout_s))
+        if found.settled_at is not None:
+            return found
+        try:
+            async with asyncio.timeout(_left(ends_at)):
+                return await self._channel.shared_wait(self._settled_of).settled(found.id)
+        except TimeoutError:
+            raise WaitTimeout([found.id]) from None
+
+    async def _settled_of(self, ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
+        return await self._run(operations.wait_any(ids, timeout_s=within_s, patience_s=self._patience_s))
 
     async def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         waiting = operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s)

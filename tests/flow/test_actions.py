@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_tangram import AsyncTangram
+from arl_tangram import Action, AsyncTangram, WaitTimeout
 from support.conditions import eventually
 from support.postgres import Databases
 from support.rows import Rows, rows_in
@@ -210,3 +210,23 @@ async def test_a_task_that_is_cancelled_takes_its_action_back(system: System) ->
         with pytest.raises(asyncio.CancelledError):
             await running
         assert (await tangram.get(action.id, wait_s=20)).outcome == "cancelled"
+
+
+async def test_more_runs_than_connections_wait_together(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arl_tangram.client.RUNNING", 2)
+    async with AsyncTangram(system.url, API_KEY) as tangram:
+
+        async def run(seconds: str, **options: Any) -> Action:
+            return await tangram.run(task="many", argv=["sleep", seconds], cpu=0.1, **options)
+
+        endless = [asyncio.create_task(run("300")) for _ in range(4)]
+        found = await asyncio.gather(*(run("0.2") for _ in range(300)))
+        assert {action.outcome for action in found} == {"ok"}
+        assert len({action.id for action in found}) == 300
+        with pytest.raises(WaitTimeout) as caught:
+            await run("300", wait_timeout_s=0.5)
+        assert (await tangram.get(caught.value.pending[0])).task == "many"
+        for each in endless:
+            each.cancel()
+        await asyncio.gather(*endless, return_exceptions=True)
+        await tangram.cancel(caught.value.pending[0])

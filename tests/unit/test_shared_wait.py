@@ -1,0 +1,64 @@
+"""Many who wait, and one who asks."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from arl_core.states import Outcome, State
+from arl_tangram.operations import BATCH, WaitTimeout
+from arl_tangram.shared_wait import SharedWait
+from arl_wire.actions import Action
+from arl_wire.errors import NotFound
+from support.builders import numbered
+
+
+def settled(id: UUID) -> Action:
+    now = datetime.now(UTC)
+    known = {"task": "t", "kind": "exec", "state": State.SETTLED, "outcome": Outcome.OK}
+    return Action.model_validate({"id": id, "created_at": now, "settled_at": now, **known})
+
+
+async def test_each_gets_its_own_and_a_request_has_no_more_than_it_may() -> None:
+    asked: list[int] = []
+
+    async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
+        asked.append(len(ids))
+        return [settled(id) for id in ids[::2]]
+
+    wait = SharedWait(ask)
+    ids = [numbered(number) for number in range(1, 2 * BATCH + 2)]
+    assert [action.id for action in await asyncio.gather(*map(wait.settled, ids))] == ids
+    assert max(asked) == BATCH
+
+
+async def test_those_who_wait_long_do_not_keep_others_from_being_asked_for() -> None:
+    last = numbered(3 * BATCH)
+
+    async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
+        if last not in ids:
+            raise WaitTimeout(ids)
+        return [settled(last)]
+
+    wait = SharedWait(ask, cycle_s=0)
+    others = [asyncio.create_task(wait.settled(numbered(number))) for number in range(1, 3 * BATCH)]
+    assert (await wait.settled(last)).id == last
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def test_what_goes_wrong_is_for_those_who_were_asked_for_and_later_ones_are_asked_for_again() -> None:
+    faults = [NotFound("no")]
+
+    async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
+        if faults:
+            raise faults.pop()
+        return [settled(id) for id in ids]
+
+    wait = SharedWait(ask)
+    with pytest.raises(NotFound):
+        await wait.settled(numbered(1))
+    assert (await wait.settled(numbered(2))).id == numbered(2)
