@@ -31,9 +31,9 @@ class ScoreOptions(TypedDict, total=False):
     """The fields of `SubmitAction` that an action of kind `score` has besides its items."""
 
     task: str
-    trajectory: str
+    trajectory: str | None
     profile: str
-    step: int
+    step: int | None
     timeout_s: float
     priority: int
     deadline_s: float

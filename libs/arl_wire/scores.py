@@ -18,6 +18,7 @@ __all__ = [
     "MAX_TOP",
     "MAX_TOPS",
     "OF_THE_ENGINE",
+    "OF_THE_TEXT",
     "ItemError",
     "Message",
     "Score",
@@ -46,6 +47,8 @@ OF_THE_ENGINE = frozenset(
     }
 )
 """Nor these: by them one client of an engine would reach another's requests, or the engine itself."""
+OF_THE_TEXT = frozenset({"empty_text", "too_long", "verifier_timeout"})
+"""Codes of an `ItemError` that say something about the text, and nothing about us or about what it is compared with."""
 MAX_CHOICES = 64
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]

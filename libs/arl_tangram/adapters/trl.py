@@ -5,9 +5,7 @@ column of the dataset by its name (huggingface/trl, `docs/source/grpo_trainer.md
 """
 
 import asyncio
-import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +14,19 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from arl_tangram.adapters.samples import Text, all_turns, as_text, content_of, last_answer, readable
 from arl_tangram.client import AsyncTangram
 from arl_tangram.operations import ActionFailed, WaitTimeout
 from arl_wire.errors import Internal, NotScored, Unavailable
-from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Message, Score, ScoreItem
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, OF_THE_TEXT, Message, Score, ScoreItem
 
 __all__ = ["TangramReward"]
 
 log = logging.getLogger(__name__)
 
-Text = str | Sequence[Mapping[str, Any]]
 WithPrompt = bool | Literal["apart", "messages"]
-OF_THE_TEXT = frozenset({"empty_text", "too_long", "verifier_timeout"})
-"""Codes of what a text's own fault keeps from being scored."""
 OF_THE_SETUP = frozenset({"verifier_missing", "incomplete_model"})
 """Codes of what would be the same for every completion, for ever."""
-_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 TROUBLE = (Unavailable, Internal, ActionFailed, WaitTimeout)
 
 
@@ -145,7 +140,7 @@ class _Asking:
         if references is not None:
             if references[at] is None:
                 return "no_reference"
-            reference = _readable(_as_text(references[at]))
+            reference = readable(as_text(references[at]))
         try:
             item = ScoreItem(reference=reference, **self._said(prompt, completion))
         except ValidationError:
@@ -156,9 +151,9 @@ class _Asking:
         if self.with_prompt == "messages":
             return {"messages": [*_turns(prompt, "user"), *_turns(completion, "assistant")]}
         if self.with_prompt is True:
-            return {"text": _text(prompt) + _text(completion)}
-        apart = {"prompt": _text(prompt)} if self.with_prompt == "apart" else {}
-        return {"text": _answer(completion), **apart}
+            return {"text": all_turns(prompt) + all_turns(completion)}
+        apart = {"prompt": all_turns(prompt)} if self.with_prompt == "apart" else {}
+        return {"text": last_answer(completion), **apart}
 
     async def _scored(
         self,
@@ -206,47 +201,7 @@ def _column(columns: Mapping[str, Any], name: str | None) -> Sequence[Any] | Non
     return found
 
 
-def _as_text(value: Any) -> str:
-    """A text as it is, and JSON of what has a form there."""
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """Of an array, its numbers; of what JSON has no form for, what it is as a text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return value if isinstance(value, dict | list | tuple | int | float) else str(value)
-
-
-def _text(said: Text) -> str:
-    """All turns."""
-    if isinstance(said, str):
-        return _readable(said)
-    return "\n".join(_content(message.get("content")) for message in said)
-
-
-def _answer(completion: Text) -> str:
-    """The last turn of the assistant, or what was said where nobody has a role."""
-    if isinstance(completion, str):
-        return _readable(completion)
-    own = [turn for turn in completion if turn.get("role", "assistant") == "assistant"]
-    return _content(own[-1].get("content")) if own else ""
-
-
 def _turns(said: Text, role: str) -> list[Message]:
     if isinstance(said, str):
-        return [Message(role=role, content=_readable(said))]
-    return [Message(role=turn.get("role", role), content=_content(turn.get("content"))) for turn in said]
-
-
-def _content(content: Any) -> str:
-    """The text of a turn, which may be in parts; an image has none."""
-    if content is None or isinstance(content, str):
-        return _readable(content or "")
-    return _readable("".join(part if isinstance(part, str) else part.get("text") or "" for part in content))
-
-
-def _readable(text: str) -> str:
-    """With U+FFFD for what no text can have, NUL and halves of surrogate pairs: a policy must not escape by them."""
-    return _NO_CHARACTER.sub("\ufffd", text)
+        return [Message(role=role, content=readable(said))]
+    return [Message(role=turn.get("role", role), content=content_of(turn.get("content"))) for turn in said]

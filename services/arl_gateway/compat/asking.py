@@ -20,7 +20,7 @@ from arl_gateway.scores import Ask, Scored, Scores, parts
 from arl_kit.hops import unless_gone
 from arl_wire.errors import TooManyRequests, Unavailable
 from arl_wire.kinds import ALONE
-from arl_wire.scores import Score, ScoreItem
+from arl_wire.scores import OF_THE_TEXT, Score, ScoreItem
 
 __all__ = ["CompatRoute", "answered", "score"]
 
@@ -33,8 +33,6 @@ UNSCORED = "tangram-unscored"
 """The header that has the numbers of the entries that got the number of the address, and no score."""
 MAX_NAMED = 50
 """Entries in a header: it is short."""
-OF_THE_TEXT = frozenset({"empty_text", "too_long", "verifier_timeout"})
-"""Codes of entries that say something about their text, and nothing about us or about what it is compared with."""
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2}))|.)",
