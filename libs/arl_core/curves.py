@@ -18,8 +18,10 @@ FRESH_S = 1.0
 
 KEPT_S = 10.0
 """So long at most where nothing was: what is like it may have taught something."""
-CLASSES = 20_000
-"""That are kept."""
+CLASSES = 100_000
+"""That are kept at most; what is asked of others is made each time, so that they drive out nobody."""
+MANY = 1_000
+"""From so many on, what was made of all of them holds for `FRESH_S`: each round one of them is due."""
 
 _CORES, _PER_CORE = "cpu_milli", 1000
 _LEAST_S = 0.05
@@ -55,21 +57,46 @@ class Width:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Curve:
     """Of one class. It does not change, but for what was last asked of it."""
 
     resource: str | None
     """`main_resource`."""
-    widths: tuple[Width, ...]
-    """In rising order, each faster than all before it: more that brings nothing is no choice."""
     area_s: float
     """Unit-seconds at the smallest width."""
     cores: int
     """Milli-cores at least."""
-    by_amount: dict[int, float] = field(repr=False, compare=False)
-    least_share: tuple[Amounts, float] = field(default=({}, 0.0), repr=False, compare=False)
+    least_share: tuple[Amounts, float] = field(default=({}, 0.0), repr=False)
     """Of the whole, the seconds of it that one takes at its minimum."""
+    _of: tuple[ActionClass, Durations] = field(kw_only=True, repr=False)
+    _by_amount: dict[int, float] | None = field(default=None, repr=False)
+    _widths: tuple[Width, ...] | None = field(default=None, repr=False)
+    """Both None until somebody looks beyond the smallest: of most that wait nobody does."""
+
+    @property
+    def widths(self) -> tuple[Width, ...]:
+        """In rising order, each faster than all before it: more that brings nothing is no choice."""
+        if self._widths is None:
+            widths: list[Width] = []
+            for amount, seconds in self._seconds().items():
+                if not widths or seconds < widths[-1].seconds:
+                    widths.append(Width(amount, units_of(self.resource, amount), seconds))
+            self._widths = tuple(widths)
+        return self._widths
+
+    def expected_s(self, amount: int) -> float:
+        """With so much of `resource`."""
+        seconds = self._seconds().get(amount)
+        cls, durations = self._of
+        return seconds if seconds is not None else durations.seconds(cls, amount)
+
+    def _seconds(self) -> dict[int, float]:
+        if self._by_amount is None:
+            (cls, durations), elastic = self._of, self._of[0].demand.elastic
+            amounts = elastic.amounts if elastic else (_least(cls, self.resource),)
+            self._by_amount = {amount: durations.seconds(cls, amount) for amount in amounts}
+        return self._by_amount
 
 
 def units_of(resource: str | None, amount: int) -> float:
@@ -107,6 +134,10 @@ class Curves:
         self._due: list[tuple[float, int]] = []
         """A heap of when a class's curve counts no longer, or did not before something was learnt."""
         self._bases: dict[Hashable, object] = {}
+        self._renewed = float("-inf")
+        """When it was last looked for those that count no longer."""
+        self._remade = False
+        """Since then, one that counted no longer."""
 
     def of(self, cls: ActionClass) -> Curve:
         known = self._known.get(cls.key)
@@ -114,15 +145,17 @@ class Curves:
             return known[2]
         self._forget_due()
         curve = _curve(cls, self.durations)
-        self._known[cls.key] = (self.now + KEPT_S, self.now, curve)
-        heappush(self._due, (self.now + KEPT_S, cls.key))
-        while len(self._known) > CLASSES:
-            del self._known[next(iter(self._known))]
-            self._bases.clear()
+        self._remade = self._remade or cls.key in self._known
+        if cls.key in self._known or len(self._known) < CLASSES:
+            self._known[cls.key] = (self.now + KEPT_S, self.now, curve)
+            heappush(self._due, (self.now + KEPT_S, cls.key))
         return curve
 
     def basis(self, use: Hashable) -> object:
-        """The same object for one use while no curve has become another: what was made of them holds as long."""
+        """The same object for one use while no curve has become another: what was made of them holds as long.
+
+        Of `MANY` some always have; there it is the same for `FRESH_S`, at most.
+        """
         self._forget_due()
         return self._bases.setdefault(use, object())
 
@@ -139,8 +172,7 @@ class Curves:
         """How long an action of this class takes with these amounts, from its start to its end."""
         curve = self.of(cls)
         amount = amounts.get(curve.resource, 0) if curve.resource is not None else 0
-        seconds = curve.by_amount.get(amount)
-        return seconds if seconds is not None else self.durations.seconds(cls, amount)
+        return curve.expected_s(amount)
 
     def share_s(self, cls: ActionClass, amounts: Amounts, whole: Amounts) -> float:
         """How many seconds of all nodes together that is. Asked of a class's own minimum again, it is known."""
@@ -164,24 +196,28 @@ class Curves:
 
     def _forget_due(self) -> None:
         """Curves that count no longer."""
+        if len(self._known) > MANY and 0 <= self.now - self._renewed < FRESH_S:
+            return
+        is_other, self._remade, self._renewed = self._remade, False, self.now
         while self._due and self._due[0][0] <= self.now:
             key = heappop(self._due)[1]
             known = self._known.get(key)
             if known is not None and known[0] <= self.now:
                 del self._known[key]
-                self._bases.clear()
+                is_other = True
+        if is_other:
+            self._bases.clear()
 
 
 def _curve(cls: ActionClass, durations: Durations) -> Curve:
-    resource, elastic = main_resource(cls), cls.demand.elastic
-    least = cls.demand.minimum.get(resource, 0) if resource is not None else 0
-    by_amount = {amount: durations.seconds(cls, amount) for amount in (elastic.amounts if elastic else (least,))}
-    widths: list[Width] = []
-    for amount, seconds in by_amount.items():
-        if not widths or seconds < widths[-1].seconds:
-            widths.append(Width(amount, units_of(resource, amount), seconds))
-    cores = cls.demand.minimum.get(_CORES, 0)
-    return Curve(resource, tuple(widths), widths[0].units * widths[0].seconds, cores, by_amount)
+    resource, minimum = main_resource(cls), cls.demand.minimum
+    least = _least(cls, resource)
+    area_s = units_of(resource, least) * durations.seconds(cls, least)
+    return Curve(resource, area_s, minimum.get(_CORES, 0), _of=(cls, durations))
+
+
+def _least(cls: ActionClass, resource: str | None) -> int:
+    return cls.demand.minimum.get(resource, 0) if resource is not None else 0
 
 
 def main_resource(cls: ActionClass) -> str | None:

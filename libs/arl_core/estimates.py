@@ -73,6 +73,8 @@ class Estimates:
         self._classes: OrderedDict[int, _Class] = OrderedDict()
         self._alike: dict[str, OrderedDict[int, float]] = {}
         """Of the classes of a kind whose elasticity has the same form: the mean of each, with its smallest amount."""
+        self._means: dict[str, float] = {}
+        """Of those, as long as none changes: what is unknown is asked for most where classes are many."""
         self._changed: dict[int, None] = {}
 
     @property
@@ -168,15 +170,21 @@ class Estimates:
         return known.curve
 
     def _pool(self, cls: ActionClass, base_s: float) -> None:
-        alike = self._alike.setdefault(_form(cls), OrderedDict())
+        form = _form(cls)
+        alike = self._alike.setdefault(form, OrderedDict())
+        self._means.pop(form, None)
         alike[cls.key] = base_s
         alike.move_to_end(cls.key)
         if len(alike) > WINDOW:
             alike.popitem(last=False)
 
     def _unknown(self, cls: ActionClass) -> float:
-        alike = self._alike.get(_form(cls))
-        return _mean(alike.values()) if alike else PRIOR_S
+        form = _form(cls)
+        mean = self._means.get(form)
+        if mean is None:
+            alike = self._alike.get(form)
+            mean = self._means[form] = _mean(alike.values()) if alike else PRIOR_S
+        return mean
 
 
 def _form(cls: ActionClass) -> str:

@@ -161,6 +161,8 @@ class ActionClass:
     """What its node must enforce or have."""
     service: Service | None = None
     """For the group shape: what has to be resident on its devices."""
+    mixed: bool = False
+    """Of several programs, as many are not told apart: what one took says little of the next."""
     resizable: Resizable = field(init=False, repr=False, compare=False)
     """Of its elastic resource; `NONE` where it has none."""
 

@@ -14,8 +14,8 @@ _LATE, _TIMES_USUAL = 0.99, 5.0
 
 
 def straggling_after_s(estimates: Estimates, cls: ActionClass, amounts: Amounts) -> float | None:
-    """The larger of what one run in a hundred exceeds and five times the usual; None where too little was seen."""
-    if estimates.runs(cls) < RUNS_TO_TELL:
+    """The larger of what one run in a hundred exceeds and five times the usual; None where its runs say too little."""
+    if cls.mixed or estimates.runs(cls) < RUNS_TO_TELL:
         return None
     amount = amounts.get(main_resource(cls) or "", 0)
     late_s, usual_s = (estimates.quantile(cls, q, amount) for q in (_LATE, 0.5))

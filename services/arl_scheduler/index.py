@@ -17,12 +17,13 @@ from arl_core.ledger import Ledger
 from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.snapshot import Snapshot
+from arl_scheduler.classes import Classes
 from arl_scheduler.deadlines import Deadlines
 from arl_scheduler.holds import Holds
 from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
 from arl_scheduler.offers import Offers
 from arl_scheduler.pools import Pools
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult, class_of
+from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult
 from arl_store.ids import as_read
 from arl_wire.internal import QueuedAction
 
@@ -44,7 +45,7 @@ class Index:
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
         self._homes = Homes()
-        self._classes: dict[int, ActionClass] = {}
+        self._classes = Classes()
         self.deadlines = Deadlines(usual_s)
         self._accounts = Accounts()
         self.curves = curves or Curves()
@@ -224,7 +225,7 @@ class Index:
             home = self._homes[name] = Home(name, row.environment_id or uuid4())
         action = Waiting(
             id=id,
-            cls=self._class_of(row),
+            cls=self._classes.take(row),
             task=row.queue_id,
             submitted=row.submitted,
             grant_no=row.grant_no,
@@ -246,12 +247,6 @@ class Index:
         home.began = min(home.began, row.submitted)
         insort(home.line, id)
         self._promote(home)
-
-    def _class_of(self, row: QueuedAction) -> ActionClass:
-        known = self._classes.get(row.class_key)
-        if known is None:
-            known = self._classes[row.class_key] = class_of(row)
-        return known
 
     def _promote(self, home: Home) -> None:
         """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
@@ -294,6 +289,7 @@ class Index:
     def _forget_queued(self, action_id: UUID) -> None:
         if (action := self._queued.pop(action_id, None)) is not None:
             self._accounts.shares.end(action.task)
+            self._classes.give_back(action.cls)
         self._leave(action_id)
 
     def _leave(self, action_id: UUID) -> None:
@@ -326,6 +322,8 @@ class Index:
         held_s = self.curves.now - hold.granted
         self._accounts.released(action_id, hold.task, hold.mean_amounts(until=self.curves.now), held_s=held_s)
         self._accounts.shares.end(hold.task)
+        if hold.cls is not None:
+            self._classes.give_back(hold.cls)
         if hold.pod is not None:
             self._lent[hold.pod] -= 1
             if not self._lent[hold.pod]:
@@ -349,15 +347,17 @@ class Index:
 
     def _adopt(self, row: Held) -> None:
         """A hold that this leader did not make: an earlier leader's."""
-        if self.holds.of(row.fence.action_id) is not None:
-            self._release(row.fence.action_id)
-        self._forget_queued(row.fence.action_id)
+        id = row.fence.action_id
+        before = self.holds.of(id) or self._queued.get(id)
+        cls = self._classes.take_held(row, known_as=before.cls if before is not None else None)
+        if self.holds.of(id) is not None:
+            self._release(id)
+        self._forget_queued(id)
         name = (row.queue_id, row.trajectory) if row.environment is not None and row.trajectory is not None else None
         if name is not None and row.environment is not None:
             home = self._homes.setdefault(name, Home(name, row.environment))
             if not home.known:
                 home.id = row.environment
-        cls = self._classes.get(row.class_key) or row.cls
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
         pod = self._pod_for(trajectory, row.amounts) if name is None else None
         times = (row.granted, row.started)

@@ -104,10 +104,12 @@ class Learning:
             await estimate_rows.forget_estimates(tx, days=FORGOTTEN_AFTER_DAYS)
 
     def usual_s(self, cls: ActionClass) -> float:
-        """What nearly all of the runs that were seen lately exceeded, at the widest; 0 where too little was seen.
+        """What nearly all of the runs that were seen lately exceeded, at the widest; 0 where they say too little.
 
         Whoever is refused by this teaches nothing: a class of which nothing has ended for a while is tried again.
         """
+        if cls.mixed:
+            return 0.0
         fresh = time.monotonic() - self._seen_at.get(cls.key, float("-inf")) < TRIED_AGAIN_S
         if not fresh or self.estimates.runs(cls) < RUNS_TO_REFUSE:
             return 0.0

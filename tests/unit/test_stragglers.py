@@ -1,5 +1,7 @@
 """Who runs far longer than others like him is told from who is just slow, goes first, and is counted on no more."""
 
+from dataclasses import replace
+
 import pytest
 
 from arl_core.curves import Curves, Width
@@ -40,6 +42,9 @@ class TestLimit:
         limit_s = straggling_after_s(learnt(*[1.0] * 56, *[30.0] * 8), CLS, ONE_CORE)
         assert limit_s is not None
         assert limit_s >= 19.0
+
+    def test_programs_that_are_not_told_apart_say_nothing_of_each_other(self) -> None:
+        assert straggling_after_s(learnt(*[2.0] * 64), replace(CLS, mixed=True), ONE_CORE) is None
 
     def test_with_more_cores_it_is_sooner(self) -> None:
         estimates = learnt(*[2.0] * 64)

@@ -269,9 +269,10 @@ def _real_paper(wanted: _Wanted) -> _Comparison:
 def rounds(
     as_json: JsonOption = False,
     short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
+    classes: Annotated[int, typer.Option(min=1, help="Of what waits, over 8 tasks.")] = 256,
 ) -> None:
     """What deciding costs under very many waiting actions, without Postgres; with it, how long reading them takes."""
-    sizes = rounds_.Sizes.short() if short else rounds_.Sizes()
+    sizes = replace(rounds_.Sizes.short() if short else rounds_.Sizes(), classes=classes)
     try:
         figures, samples = rounds_.run_rounds(sizes, say)
     except (TangramError, RuntimeError, TimeoutError) as error:

@@ -1,0 +1,73 @@
+"""Rounds where hardly two of the actions that wait are of one class, as where each runs a script of its own."""
+
+from dataclasses import dataclass, replace
+
+from arl_core.curves import FRESH_S, MANY, Curves
+from arl_core.model import ActionClass
+from arl_core.spar import Spar
+from support.builders import a_class, a_pool, a_snapshot, an_action
+
+NOW = 1000.0
+FULL = a_pool(cpu_milli=4000, free={"cpu_milli": 0})
+
+
+@dataclass
+class Counted:
+    """Durations, and how often they were asked for."""
+
+    asked: int = 0
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        self.asked += 1
+        return 1.0
+
+
+def of_many(count: int) -> Curves:
+    curves = Curves()
+    curves.now = NOW
+    for key in range(count):
+        curves.of(a_class(key))
+    return curves
+
+
+class TestRounds:
+    def test_a_round_asks_for_no_durations_that_the_one_before_it_asked_for(self) -> None:
+        durations = Counted()
+        curves, queued = Curves(durations), [an_action(n, cls=a_class(n), submitted=NOW) for n in range(25_000)]
+        snapshot = replace(a_snapshot(queued=queued, pools=[FULL]), now=NOW, curves=curves)
+        asked = []
+        for late in (0.0, 0.1, 0.2):
+            curves.now = NOW + late
+            Spar(resizing=True).plan(replace(snapshot, now=curves.now))
+            asked.append(durations.asked)
+        assert asked[1:] == [asked[0], asked[0]]
+
+    def test_of_what_only_waits_no_more_than_one_duration_is_asked_for(self) -> None:
+        durations = Counted()
+        curves, queued = Curves(durations), [an_action(n, cls=a_class(n), submitted=NOW) for n in range(100)]
+        curves.now = NOW
+        Spar().plan(replace(a_snapshot(queued=queued, pools=[FULL]), now=NOW, curves=curves))
+        assert durations.asked == len(queued)
+
+
+class TestBasis:
+    def test_one_of_many_that_ended_changes_what_was_made_of_all_once_a_second_at_most(self) -> None:
+        curves = of_many(MANY + 10)
+        basis = curves.basis("use")
+        for part in (1, 2, 3):
+            curves.now = NOW + FRESH_S + part * FRESH_S / 4
+            curves.learnt(part)
+            assert (curves.basis("use") is basis) == (part > 1)
+            basis = curves.basis("use")
+        curves.now = NOW + 3 * FRESH_S
+        assert curves.basis("use") is not basis
+
+    def test_a_curve_made_anew_before_that_is_another_basis_after_it(self) -> None:
+        curves = of_many(MANY + 10)
+        curves.now = NOW + FRESH_S
+        basis = curves.basis("use")
+        curves.learnt(1)
+        curves.now += FRESH_S / 2
+        curves.of(a_class(1))
+        curves.now += FRESH_S / 2
+        assert curves.basis("use") is not basis
