@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from arl_core.free import FreeAmounts
 from arl_core.model import Amounts, Grant, Waiting
-from arl_core.places import Demanded, hardest_first, placed
+from arl_core.places import Demanded, Looks, hardest_first, placed
 
 __all__ = ["members_of", "take_together", "together_if", "together_on", "within"]
 
@@ -19,18 +19,22 @@ def _smallest(member: Waiting) -> tuple[Amounts, Amounts]:
 
 
 def take_together(
-    free: FreeAmounts, action: Waiting, asks: Callable[[Waiting], tuple[Amounts, Amounts]] = _smallest
+    free: FreeAmounts,
+    action: Waiting,
+    asks: Callable[[Waiting], tuple[Amounts, Amounts]] = _smallest,
+    *,
+    looks: Looks | None = None,
 ) -> list[Grant] | None:
     """A grant for each of `members_of` it; or None, and `free` is as it was.
 
-    Each is granted the first of what it `asks`, and spends the second.
+    Each is granted the first of what it `asks`, and spends the second. `looks` are those of the round.
     """
     members = members_of(action)
     asked = [asks(member) for member in members]
     classes = {member.cls.key: (member.cls, needed) for member, (_, needed) in zip(members, asked, strict=True)}
     suiting = {key: tuple(free.nodes_for(*each)) for key, each in classes.items()}
     demands = [Demanded(needed, suiting[each.cls.key]) for each, (_, needed) in zip(members, asked, strict=True)]
-    nodes = placed(demands, free.free)
+    nodes = placed(demands, free.free, looks)
     if nodes is None:
         return None
     gang = action.gang.id if action.gang is not None else None
@@ -40,7 +44,9 @@ def take_together(
     ]
 
 
-def together_if(free: FreeAmounts, action: Waiting, available: Callable[[int], Amounts]) -> list[Waiting]:
+def together_if(
+    free: FreeAmounts, action: Waiting, available: Callable[[int], Amounts], *, looks: Looks | None = None
+) -> list[Waiting]:
     """Its members, the hardest to place first, if all would start now were so much `available` on the open nodes.
 
     Else nobody: what can't be is not waited for.
@@ -50,7 +56,7 @@ def together_if(free: FreeAmounts, action: Waiting, available: Callable[[int], A
     classes = {member.cls.key: member.cls for member in members}
     suiting = {key: tuple(node for node in amounts if free.suits(node, cls)) for key, cls in classes.items()}
     demands = [Demanded(member.cls.demand.minimum, suiting[member.cls.key]) for member in members]
-    if placed(demands, amounts) is None:
+    if placed(demands, amounts, looks) is None:
         return []
     return [members[at] for at in hardest_first(demands, amounts)]
 

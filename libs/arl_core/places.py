@@ -7,10 +7,23 @@ from arl_core.fairness import dominant_share, total_amounts
 from arl_core.ledger import fits
 from arl_core.model import Amounts
 
-__all__ = ["LOOKS", "Demanded", "hardest_first", "placed"]
+__all__ = ["LOOKS", "Demanded", "Looks", "hardest_first", "placed"]
 
 LOOKS = 5_000
 """At places, after the first that did not do: beyond that there is none. What is found first is nearly always right."""
+OF_A_ROUND, AT_MOST = 20_000, 0.25
+"""Of all searches of a round together, and the part of what is left that one may have: so each has some."""
+
+
+@dataclass(slots=True)
+class Looks:
+    """What searches may have after their first choices did not do, shared by those of a round."""
+
+    left: int = OF_A_ROUND
+
+    def of_one(self) -> int:
+        """Of the search that comes next."""
+        return min(LOOKS, int(AT_MOST * self.left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +33,21 @@ class Demanded:
     """That suit it, whatever they have free."""
 
 
-def placed(demands: Sequence[Demanded], free: Mapping[int, Amounts]) -> list[int] | None:
+def placed(demands: Sequence[Demanded], free: Mapping[int, Amounts], looks: Looks | None = None) -> list[int] | None:
     """The node of each, in their order; None where there are none.
 
     Those that fewest nodes suit choose first, and the larger before the smaller; each takes the node that has least of
     what any of them needs. Where that leads nowhere other nodes are tried, within limits. Demands that are all alike
     are always placed if that is possible.
+
+    `looks`: where others search as well; without, it has `LOOKS`.
     """
     groups = _groups(demands, free)
-    search = _Search(groups, free)
-    if not search.place_from(0):
+    search = _Search(groups, free, looks.of_one() if looks is not None else LOOKS)
+    is_placed = search.place_from(0)
+    if looks is not None:
+        looks.left -= search.in_vain
+    if not is_placed:
         return None
     nodes: dict[int, int] = {}
     for group, chosen in zip(groups, search.chosen, strict=True):
@@ -68,8 +86,9 @@ def _groups(demands: Sequence[Demanded], free: Mapping[int, Amounts]) -> list[_A
 class _Search:
     """Depth first. Alike ones take nodes in one order, so that no choice is made twice."""
 
-    def __init__(self, groups: Sequence[_Alike], free: Mapping[int, Amounts]) -> None:
+    def __init__(self, groups: Sequence[_Alike], free: Mapping[int, Amounts], looks: int) -> None:
         self._groups = groups
+        self._more = looks
         self._free = {node: dict(free[node]) for group in groups for node in group.nodes}
         total = total_amounts(self._free.values())
         self._total = {name: total.get(name) or 1 for group in groups for name in group.amounts}
@@ -78,8 +97,13 @@ class _Search:
         self._suiting = [frozenset(group.nodes) for group in groups]
         self._looks = 0
         self._most: int | None = None
-        """Looks, once a place had to be taken back."""
+        """Looks, once a place had to be taken back: `looks` more than there were by then."""
         self.chosen: list[list[int]] = [[] for _ in groups]
+
+    @property
+    def in_vain(self) -> int:
+        """Looks since a place had to be taken back."""
+        return 0 if self._most is None else self._looks - (self._most - self._more)
 
     def place_from(self, number: int) -> bool:
         """The groups from this one on."""
@@ -106,7 +130,7 @@ class _Search:
                 return True
             chosen.pop()
             self._spend(node, group.amounts, -1)
-            self._most = self._most or self._looks + LOOKS
+            self._most = self._most or self._looks + self._more
             if self._looks >= self._most or number == len(self._groups) - 1:
                 return False
             tried.append(node)

@@ -9,6 +9,7 @@ from typing import Protocol
 from arl_core.free import FreeAmounts
 from arl_core.gangs import take_together
 from arl_core.model import Amounts, Grant, Plan, Waiting, action_part, environment_part
+from arl_core.places import Looks
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Walk
 
@@ -52,8 +53,9 @@ class FirstComeFirstServed:
         free = FreeAmounts.of(snapshot.pools)
         walk = Walk(snapshot.waiting.buckets(), room=snapshot.quotas.room())
         grants: list[Grant] = []
+        looks = Looks()
         while (action := walk.head) is not None:
-            started = take_together(free, action) if action.together else _alone(free, action)
+            started = take_together(free, action, looks=looks) if action.together else _alone(free, action)
             if started is None:
                 walk.leave_bucket()
             else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from arl_core.free import FreeAmounts
 from arl_core.gangs import take_together
 from arl_core.model import Amounts, Grant, Plan, Pod, Shape, Waiting, action_part, environment_part
+from arl_core.places import Looks
 from arl_core.snapshot import Snapshot
 
 __all__ = ["StaticPods"]
@@ -38,7 +39,7 @@ class StaticPods:
         pods = dict(snapshot.pods)
         grants: list[Grant] = []
         full: set[tuple[int, bool]] = set()
-        room = snapshot.quotas.room()
+        room, looks = snapshot.quotas.room(), Looks()
         for action in snapshot.waiting.in_order():
             on_cores = action.cls.shape is Shape.DIVISIBLE
             has_pod = on_cores and action.trajectory is not None and not action.together
@@ -47,7 +48,7 @@ class StaticPods:
                 continue
             if room is not None and not room.has(action):
                 continue
-            started = self._start_all(free, action, pod)
+            started = self._start_all(free, action, pod, looks)
             if started is None:
                 if pod is None and not action.together:
                     full.add(_alike(action))
@@ -69,12 +70,12 @@ class StaticPods:
             held.pop(_CORES, None)
         return held
 
-    def _start_all(self, free: FreeAmounts, action: Waiting, pod: Pod | None) -> list[Grant] | None:
+    def _start_all(self, free: FreeAmounts, action: Waiting, pod: Pod | None, looks: Looks) -> list[Grant] | None:
         """Each member of a gang is a pod of its own."""
         if not action.together:
             grant = self._start(free, action, pod)
             return None if grant is None else [grant]
-        return take_together(free, action, lambda each: self._asks(each, pod=None))
+        return take_together(free, action, lambda each: self._asks(each, pod=None), looks=looks)
 
     def _start(self, free: FreeAmounts, action: Waiting, pod: Pod | None) -> Grant | None:
         if action.cls.shape is not Shape.DIVISIBLE:

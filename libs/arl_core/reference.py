@@ -16,6 +16,7 @@ from arl_core.free import FreeAmounts
 from arl_core.gangs import take_together
 from arl_core.groups import DEVICES, degrees_of
 from arl_core.model import Amounts, Grant, Plan, Shape, Waiting, action_part, environment_part
+from arl_core.places import Looks
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk
 
@@ -49,6 +50,8 @@ class _Round:
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._gangs: list[Grant] = []
+        self._looks = Looks()
+        """For places of gangs."""
         self._room = snapshot.quotas.room()
 
     def plan(self) -> Plan:
@@ -81,7 +84,7 @@ class _Round:
 
     def _start_gang(self, action: Waiting, walk: Walk) -> None:
         """Its members get their minimum; nothing is left out of a gang for being better off later."""
-        started = take_together(self._free, action)
+        started = take_together(self._free, action, looks=self._looks)
         if started is None:
             walk.leave_bucket()
         else:
