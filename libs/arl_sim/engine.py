@@ -16,9 +16,10 @@ from arl_core.plan import Policy
 from arl_sim.attempts import Attempt, fair_shares
 from arl_sim.books import Books
 from arl_sim.expectations import Expectations
+from arl_sim.lives import Life
 from arl_sim.results import Piece, Record, Result
 from arl_sim.site import CORE_MILLI, TOGETHER, Classes, Site, pools_of
-from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+from arl_sim.workload import Need, Work, Workload
 
 __all__ = ["RESIZE_S", "START_S", "Overheads", "Simulation", "Stuck"]
 
@@ -27,6 +28,8 @@ START_S = 0.02
 RESIZE_S = 0.005
 """An action stands still for so long when its amounts change; until then a shrink frees nothing."""
 SAME_MOMENT_S = 1e-9
+_NO_TURN = -1
+"""Of what makes an environment."""
 
 Handler = Callable[[float], None]
 
@@ -46,31 +49,12 @@ class Stuck(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Life:
-    """A trajectory on its way."""
-
-    number: int
-    rollout: Rollout
-    at: int = 0
-    began: float | None = None
-    makes_pod: bool = False
-    """Its environment's own action is not over yet."""
-    delayed: Waiting | None = None
-
-    @property
-    def name(self) -> tuple[int, str]:
-        return 0, str(self.number)
-
-    @property
-    def turn(self) -> Turn:
-        return self.rollout.turns[self.at]
-
-
-@dataclass(slots=True)
 class _Running:
     fence: Fence
     cls: ActionClass
-    life: _Life
+    life: Life
+    at: int
+    """Its turn."""
     submitted: float
     started: float
     node: int
@@ -102,7 +86,7 @@ class Simulation:
         self._books = Books(self.policy, pools_of(self.site, self.workload.services), self.expectations)
         self._sequence = itertools.count()
         self._ids = itertools.count(1)
-        self._life_of: dict[UUID, _Life] = {}
+        self._turn_of: dict[UUID, tuple[Life, int]] = {}
         self._tasks = {task: number for number, task in enumerate(sorted({r.task for r in self.workload.rollouts}))}
         self._squeezed: set[int] = set()
         self._changed = False
@@ -110,7 +94,7 @@ class Simulation:
     def run(self) -> Result:
         """Raises `Overbooked` or `Stuck` where the policy is at fault."""
         for number, rollout in enumerate(self.workload.rollouts):
-            self._at(rollout.starts_s, partial(self._begin, _Life(number, rollout)))
+            self._at(rollout.starts_s, partial(self._begin, Life(number, rollout)))
         rounds = 0
         while self._events:
             now = self._events[0][0]
@@ -134,36 +118,38 @@ class Simulation:
         for grant in plan.grants:
             self._start(grant, now)
 
-    def _begin(self, life: _Life, now: float) -> None:
+    def _begin(self, life: Life, now: float) -> None:
         if self.policy.has_pods and life.rollout.has_environment:
             # A pod is there for the whole of its trajectory, which also thinks before it acts.
             life.makes_pod = True
-            self._submit(life, self.classes.environment(), now)
-        self._think(life, now)
+            self._offer(life, _NO_TURN, self._waiting_of(life, self.classes.environment(), now), at_home=True)
+        for at in life.first():
+            self._think(life, at, now)
 
-    def _think(self, life: _Life, now: float) -> None:
-        self._at(now + life.turn.think_s, partial(self._act, life))
+    def _think(self, life: Life, at: int, now: float) -> None:
+        self._at(now + life.rollout.turns[at].think_s, partial(self._act, life, at))
 
-    def _act(self, life: _Life, now: float) -> None:
-        cls = self.classes.of(life.turn.work)
-        self.expectations.submitted(cls, life.turn.work)
+    def _act(self, life: Life, at: int, now: float) -> None:
+        turn = life.rollout.turns[at]
+        cls = self.classes.of(turn.work)
+        self.expectations.submitted(cls, turn.work)
         if life.began is None:
             life.began = now
-        if life.makes_pod and life.turn.work.need is Need.CPU:
-            life.delayed = self._waiting_of(life, cls, now)
+        action = self._waiting_of(life, cls, now)
+        # A pod is all that its trajectory has.
+        in_pod = self.policy.has_pods and life.rollout.has_environment
+        at_home = turn.work.need is Need.CPU and (in_pod or not turn.outside)
+        if life.makes_pod and at_home:
+            life.delayed.append((at, action))
         else:
-            self._submit(life, cls, now)
+            self._offer(life, at, action, at_home=at_home)
 
-    def _submit(self, life: _Life, cls: ActionClass, now: float) -> None:
-        self._offer(life, self._waiting_of(life, cls, now))
-
-    def _offer(self, life: _Life, action: Waiting) -> None:
+    def _offer(self, life: Life, at: int, action: Waiting, *, at_home: bool) -> None:
         self._changed = True
-        at_home = "memory_mib" in action.cls.demand.minimum
-        self._life_of[action.id] = life
+        self._turn_of[action.id] = (life, at)
         self._books.submit(action, environment=_environment_id(life.number) if at_home else None)
 
-    def _waiting_of(self, life: _Life, cls: ActionClass, now: float) -> Waiting:
+    def _waiting_of(self, life: Life, cls: ActionClass, now: float) -> Waiting:
         return Waiting(
             id=UUID(int=next(self._ids)),
             cls=cls,
@@ -176,7 +162,7 @@ class Simulation:
 
     def _start(self, grant: Grant, now: float) -> None:
         action = self._books.queued(grant.fence.action_id)
-        life = self._life_of.pop(action.id)
+        life, at = self._turn_of.pop(action.id)
         resident = self._books.grant(grant, now=now)
         if action.cls.kind == "environment.create":
             self._at(now, partial(self._pod_made, life, grant))
@@ -184,12 +170,13 @@ class Simulation:
         service = action.cls.service
         restore_s = 0.0 if resident or service is None else service.restore_s(len(grant.devices))
         overhead_s = self.overheads.pod_start_s if self.policy.has_pods else self.overheads.start_s
-        work = life.turn.work
+        work = life.rollout.turns[at].work
         attempt = Attempt(work, self._units(work, grant.amounts), now + overhead_s + restore_s)
         running = _Running(
             fence=grant.fence,
             cls=action.cls,
             life=life,
+            at=at,
             submitted=action.submitted,
             started=now,
             node=grant.node,
@@ -202,13 +189,13 @@ class Simulation:
         self._expect_end(running)
         self._share(grant.node, now)
 
-    def _pod_made(self, life: _Life, grant: Grant, now: float) -> None:
+    def _pod_made(self, life: Life, grant: Grant, now: float) -> None:
         self._changed = True
         self._books.release(grant.node, grant.fence.action_id, now=now)
         life.makes_pod = False
-        if life.delayed is not None:
-            self._offer(life, life.delayed)
-            life.delayed = None
+        delayed, life.delayed = life.delayed, []
+        for at, action in delayed:
+            self._offer(life, at, action, at_home=True)
 
     def _expect_end(self, running: _Running) -> None:
         version = running.attempt.version
@@ -220,7 +207,7 @@ class Simulation:
         self._changed = True
         action_id = running.fence.action_id
         life = running.life
-        work = life.turn.work
+        work = running.attempt.work
         self._cut(running, now)
         del self._running[action_id], self._on_node[running.node][action_id]
         self._books.release(running.node, action_id, now=now)
@@ -239,12 +226,12 @@ class Simulation:
             )
         )
         self._share(running.node, now)
-        self._go_on(life, now)
+        self._go_on(life, running.at, now)
 
-    def _go_on(self, life: _Life, now: float) -> None:
-        life.at += 1
-        if life.at < len(life.rollout.turns):
-            self._think(life, now)
+    def _go_on(self, life: Life, at: int, now: float) -> None:
+        for following in life.over(at):
+            self._think(life, following, now)
+        if not life.is_over:
             return
         task = life.rollout.task
         self._task_ends[task] = max(self._task_ends.get(task, 0.0), now)

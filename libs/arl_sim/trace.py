@@ -1,13 +1,15 @@
 """What was recorded of real actions, run again on other hardware or under another policy.
 
-A trace is lines of JSON: a header, then an action each. Trajectories are closed loops again: they think as long as they
-did between an action's end and the next submission. What a run took is taken as its work: Amdahl's law says how long
-it would have been on other amounts, with what was declared; nothing else is known of it.
+A trace is lines of JSON: a header, then an action each. Trajectories are closed loops again: an action is submitted
+when all those are over that were when it was recorded, after as much thinking as then; so what ran side by side does so
+again. What a run took is taken as its work: Amdahl's law says how long it would have been on other amounts, with what
+was declared; nothing else is known of it.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 from arl_sim.site import CORE_MILLI
@@ -16,7 +18,9 @@ from arl_sim.workload import Need, Rollout, Turn, Work, Workload
 __all__ = ["Recorded", "TraceError", "lines_of", "read_trace", "workload_of"]
 
 FORMAT = "tangram-trace"
-VERSION = 1
+VERSION = 2
+READ = (1, 2)
+"""Versions: the first does not say what ran in the environment of its trajectory."""
 _CORES = "cpu_milli"
 
 
@@ -44,6 +48,9 @@ class Recorded:
     step: int
     """Between amounts it could be given."""
     parallel_fraction: float
+    in_environment: bool = True
+    """In the kept one of its trajectory, where one runs at a time; False of one in an environment of its own, or in
+    none. Where a trace does not say, all of a trajectory is taken to have been one after another."""
 
 
 def lines_of(actions: Iterable[Recorded]) -> Iterator[str]:
@@ -57,8 +64,8 @@ def read_trace(lines: Iterable[str]) -> list[Recorded]:
     """Raises `TraceError`."""
     numbered = enumerate(lines, start=1)
     _, header = next(numbered, (1, ""))
-    if _parsed(header, 1) != {"format": FORMAT, "version": VERSION}:
-        raise TraceError(f"this is no {FORMAT} of version {VERSION}; `tangram record` writes one")
+    if _parsed(header, 1) not in [{"format": FORMAT, "version": version} for version in READ]:
+        raise TraceError(f"this is no {FORMAT} of version {READ[0]} to {READ[-1]}; `tangram record` writes one")
     return [_recorded(_parsed(line, number), number) for number, line in numbered if line.strip()]
 
 
@@ -75,12 +82,37 @@ def workload_of(actions: Sequence[Recorded]) -> Workload:
 
 
 def _rollout(actions: Sequence[Recorded], began_s: float) -> Rollout:
+    """Of one trajectory, by when they were submitted."""
+    starts_s = actions[0].submitted_s
     turns: list[Turn] = []
-    ready_s = actions[0].submitted_s
-    for action in actions:
-        turns.append(Turn(max(0.0, action.submitted_s - ready_s), _work(action)))
-        ready_s = max(ready_s, action.ended_s)
-    return Rollout(actions[0].task, tuple(turns), starts_s=actions[0].submitted_s - began_s)
+    for action, after in zip(actions, _waited_for(actions), strict=True):
+        ready_s = max((actions[before].ended_s for before in after), default=starts_s)
+        think_s = max(0.0, action.submitted_s - ready_s)
+        turns.append(Turn(think_s, _work(action), after=after, outside=not action.in_environment))
+    return Rollout(actions[0].task, tuple(turns), starts_s=starts_s - began_s)
+
+
+def _waited_for(actions: Sequence[Recorded]) -> list[tuple[int, ...]]:
+    """Of each, those that were over when it was submitted, but for those that one of these had waited for.
+
+    In an environment also the one before it there, over or not.
+    """
+    found: list[tuple[int, ...]] = []
+    running: list[tuple[float, int]] = []
+    over: set[int] = set()
+    last: int | None = None
+    for at, action in enumerate(actions):
+        while running and running[0][0] <= action.submitted_s:
+            ended = heappop(running)[1]
+            over = (over - set(found[ended])) | {ended}
+        after = set(over)
+        if action.in_environment:
+            if last is not None and actions[last].ended_s > action.submitted_s:
+                after = (after - set(found[last])) | {last}
+            last = at
+        found.append(tuple(sorted(after)))
+        heappush(running, (action.ended_s, at))
+    return found
 
 
 def _work(action: Recorded) -> Work:

@@ -52,11 +52,15 @@ class Work:
 class Turn:
     think_s: float
     work: Work
+    after: tuple[int, ...] | None = None
+    """Places of the turns that are over before it thinks; None of one that follows the one before it."""
+    outside: bool = False
+    """In an environment of its own: beside others of its trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A trajectory. All its CPU actions run in one environment."""
+    """A trajectory. Its CPU actions run in one environment, one at a time, but for those outside of it."""
 
     task: str
     turns: tuple[Turn, ...]
@@ -64,7 +68,14 @@ class Rollout:
 
     @property
     def has_environment(self) -> bool:
-        return any(turn.work.need is Need.CPU for turn in self.turns)
+        return any(turn.work.need is Need.CPU and not turn.outside for turn in self.turns)
+
+    def waits_for(self, at: int) -> tuple[int, ...]:
+        """The turns that are over before this one thinks."""
+        after = self.turns[at].after
+        if after is None:
+            return (at - 1,) if at else ()
+        return after
 
 
 @dataclass(frozen=True, slots=True)

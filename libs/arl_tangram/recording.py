@@ -29,6 +29,7 @@ def recorded(actions: Iterable[Action]) -> Iterator[Recorded]:
                 most=_most(action),
                 step=action.elastic.step if action.elastic is not None else 1,
                 parallel_fraction=_parallel_fraction(action.elastic),
+                in_environment=action.environment is not None,
             )
 
 

@@ -1,13 +1,20 @@
 """What was recorded, run again."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
 
+from arl_core.policies import PolicyName
+from arl_core.states import Outcome, State
 from arl_sim.engine import START_S
 from arl_sim.sizing import DoesNotFit, Hardware, simulate
 from arl_sim.trace import Recorded, TraceError, lines_of, read_trace, workload_of
 from arl_sim.workload import Need
+from arl_tangram.recording import recorded
+from arl_wire.actions import Action
 
 ONE_NODE = Hardware(nodes=1, cores=8, gpus=0, calls=4, pod_cores=4)
 
@@ -79,3 +86,63 @@ def test_what_fits_on_no_node_is_said_before_it_waits_for_ever() -> None:
 def test_what_is_no_trace_is_refused_with_its_line(lines: list[str], said: str) -> None:
     with pytest.raises(TraceError, match=said):
         read_trace(lines)
+
+
+class TestBranches:
+    def test_what_ran_side_by_side_outside_of_an_environment_does_so_again(self) -> None:
+        actions = [outside(1000.0 + 0.01 * number, run_s=10.0) for number in range(16)]
+        records = simulate(workload_of(actions), "fcfs", replace(ONE_NODE, cores=64)).records
+        assert max(record.ended for record in records) == pytest.approx(10.0 + 0.15 + START_S)
+
+    def test_what_was_submitted_after_several_had_ended_waits_for_all_of_them(self) -> None:
+        actions = [outside(1000.0, run_s=4.0), outside(1001.0, run_s=1.0), outside(1005.0, run_s=1.0)]
+        (rollout,) = workload_of(actions).rollouts
+        assert [rollout.waits_for(at) for at in range(3)] == [(), (), (0, 1)]
+        assert [turn.think_s for turn in rollout.turns] == [0.0, 1.0, 1.0]
+
+    def test_two_lines_of_one_trajectory_go_on_by_themselves(self) -> None:
+        slow = [outside(1000.0, run_s=20.0)]
+        quick = [outside(at, run_s=4.0) for at in (1001.0, 1006.0, 1012.0)]
+        (rollout,) = workload_of([*slow, *quick]).rollouts
+        assert [rollout.waits_for(at) for at in range(4)] == [(), (), (1,), (2,)]
+        assert [turn.think_s for turn in rollout.turns] == [0.0, 1.0, 1.0, 2.0]
+
+    def test_in_an_environment_they_follow_one_another_however_early_they_were_submitted(self) -> None:
+        actions = [a_recorded(at, run_s=5.0) for at in (1000.0, 1000.5)]
+        records = simulate(workload_of(actions), "fcfs", ONE_NODE).records
+        assert max(record.ended for record in records) == pytest.approx(2 * (5.0 + START_S))
+
+    def test_a_score_beside_an_action_in_the_environment_is_waited_for_by_neither(self) -> None:
+        score = replace(outside(1001.0, run_s=1.0), had={"slots:minilm": 1}, demand={"slots:minilm": 1}, most=0)
+        (rollout,) = workload_of([a_recorded(run_s=5.0), score, a_recorded(1006.0)]).rollouts
+        assert [rollout.waits_for(at) for at in range(3)] == [(), (), (0, 1)]
+        assert rollout.has_environment
+
+    @pytest.mark.parametrize("policy", list(PolicyName))
+    def test_every_policy_runs_branches_inside_and_outside_of_an_environment(self, policy: PolicyName) -> None:
+        actions = [each(1000.0 + at, run_s=5.0) for at in (0.0, 0.5, 7.0) for each in (a_recorded, outside)]
+        assert len(simulate(workload_of(actions), policy, ONE_NODE).records) == len(actions)
+
+    def test_what_was_recorded_before_this_was_known_is_read_as_one_after_another(self) -> None:
+        fields = {name: value for name, value in asdict(a_recorded(run_s=5.0)).items() if name != "in_environment"}
+        lines = [{"format": "tangram-trace", "version": 1}, fields, fields | {"submitted_s": 1000.5}]
+        actions = read_trace(json.dumps(line) for line in lines)
+        (rollout,) = workload_of(actions).rollouts
+        assert [action.in_environment for action in actions] == [True, True]
+        assert [rollout.waits_for(at) for at in range(2)] == [(), (0,)]
+
+
+def outside(submitted_s: float, *, run_s: float) -> Recorded:
+    """On one core, in an environment of its own."""
+    return replace(a_recorded(submitted_s, run_s=run_s), in_environment=False)
+
+
+@pytest.mark.parametrize("environment", [None, UUID(int=7)])
+def test_whether_it_ran_in_a_kept_environment_is_recorded(environment: UUID | None) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    action = Action(
+        id=UUID(int=1), task="t", trajectory="x", kind="exec", environment=environment, state=State.SETTLED,
+        outcome=Outcome.OK, created_at=at, settled_at=at,
+    )  # fmt: skip
+    (found,) = recorded([action])
+    assert found.in_environment is (environment is not None)
