@@ -104,6 +104,15 @@ async def test_a_compiled_program_has_two_results_and_leaves_no_environment(api:
     assert "error" in broken["compile_result"]["stderr"]
 
 
+async def test_java_is_compiled_and_run(api: httpx.AsyncClient) -> None:
+    code = "public class Main { public static void main(String[] a) { System.out.println(6 * 7); } }"
+    said = await ran(api, code=code, language="java", compile_timeout=60, run_timeout=30, memory_limit_MB=1024)
+    if said["status"] == "SandboxError" and "javac" in said["message"]:
+        pytest.skip(said["message"])
+    assert said["run_result"] is not None, said
+    assert said["run_result"]["stdout"] == "42\n"
+
+
 async def test_a_compiler_that_is_not_there_is_no_failure_of_the_program(api: httpx.AsyncClient) -> None:
     said = await ran(api, code="int main() {}", language="swift")
     assert said["status"] == "SandboxError"

@@ -39,6 +39,7 @@ ETC = (
     "alternatives",
     "ca-certificates",
     "debian_version",
+    *(f"java-{version}-openjdk" for version in (8, 11, 17, 21, 25)),  # Debian's, without which no Java starts
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
