@@ -3,6 +3,7 @@
 import pytest
 
 from arl_gpu.kinds import load
+from arl_gpu.kinds.callable import Own
 from arl_gpu.kinds.model import Model
 
 
@@ -34,3 +35,9 @@ def test_what_a_function_does_is_an_entry_of_its_item_alone(model: Model) -> Non
 def test_a_function_that_is_not_there_is_said_when_it_is_loaded(path: str) -> None:
     with pytest.raises((ImportError, AttributeError, ValueError)):
         load({"name": "own", "kind": "python", "directory": ".", "options": {"callable": path}})
+
+
+def test_an_item_that_takes_for_ever_keeps_no_others_from_their_scores() -> None:
+    own = Own("support.rewards:length_later", item_s=0.05)
+    never, good = own.score([{"text": "never"}, {"text": "abc"}], own.weights.content).entries
+    assert (never["error"]["code"], good) == ("function_timeout", {"score": 3.0})

@@ -22,6 +22,8 @@ from arl_wire.scores import MAX_DETAILS
 __all__ = ["Own"]
 
 Function = Callable[[Mapping[str, Any]], Any]
+ITEM_S = 30.0
+"""So long an asynchronous function may take for an item: all other services of the device wait for it meanwhile."""
 
 
 @dataclass(slots=True)
@@ -39,12 +41,13 @@ class Own:
 
     backend = "python"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, item_s: float = ITEM_S) -> None:
         """Raises `ValueError`, `ImportError` or `AttributeError` where there is no such callable."""
         module, _, name = path.partition(":")
         if not module or not name:
             raise ValueError(f"{path!r} is not module:callable")
         self._function: Function = getattr(import_module(module), name)
+        self._item_s = item_s
         self.weights: Loaded = _NoWeights()
 
     def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
@@ -52,7 +55,7 @@ class Own:
         arrived(len(self.weights.content))
         begun, cpu = time.monotonic(), time.process_time()
         if inspect.iscoroutinefunction(self._function):
-            entries = asyncio.run(_all(self._function, items))
+            entries = asyncio.run(_all(self._function, items, self._item_s))
         else:
             entries = [self._entry(item) for item in items]
         took, used = time.monotonic() - begun, time.process_time() - cpu
@@ -65,17 +68,22 @@ class Own:
             return _raised(error)
 
 
-async def _all(function: Callable[[Mapping[str, Any]], Awaitable[Any]], items: Sequence[Item]) -> list[Entry]:
-    answers = await asyncio.gather(*(_caught(function(dict(item))) for item in items), return_exceptions=True)
-    return [_raised(answer) if isinstance(answer, BaseException) else _read(answer) for answer in answers]
+async def _all(
+    function: Callable[[Mapping[str, Any]], Awaitable[Any]], items: Sequence[Item], item_s: float
+) -> list[Entry]:
+    return list(await asyncio.gather(*(_awaited(function(dict(item)), item_s) for item in items)))
 
 
-async def _caught(answering: Awaitable[Any]) -> Any:
+async def _awaited(answering: Awaitable[Any], item_s: float) -> Entry:
     """`SystemExit` would end the loop and the worker."""
     try:
-        return await answering
-    except SystemExit as error:
-        return error
+        async with asyncio.timeout(item_s) as limit:
+            answer = await answering
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - as in `_entry`
+        if isinstance(error, TimeoutError) and limit.expired():
+            return failed("function_timeout", f"the function did not answer within {item_s:g} s")
+        return _raised(error)
+    return _read(answer)
 
 
 def _read(answer: Any) -> Entry:
