@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -125,6 +126,12 @@ def _trace() -> dict[str, str]:
 
 
 def _error_of(content: bytes, status: int) -> Exception:
+    """A peer that does not know our token is our trouble, and no word about the client's key."""
+    if status == HTTPStatus.UNAUTHORIZED:
+        log.error(
+            "a service of this installation does not know this one's token: TANGRAM_SERVICE_TOKEN, TANGRAM_ACCEPT"
+        )
+        return Unavailable("services of this installation do not know each other; its logs say more", retry_after_s=5)
     try:
         return error_from(Problem.model_validate_json(content))
     except ValueError:

@@ -6,14 +6,16 @@ from hashlib import sha256
 
 import httpx
 import pytest
+from aiohttp import web
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from arl_kit.app import create_app
 from arl_kit.hops import Hops, mount
 from arl_kit.metrics import Metrics
+from arl_kit.peers import Peers
 from arl_kit.settings import ServiceSettings
-from arl_wire.errors import Conflict
+from arl_wire.errors import Conflict, Unavailable
 
 TOKEN = "a" * 32
 
@@ -92,3 +94,22 @@ async def test_hops_are_counted_by_their_route(caller: httpx.AsyncClient) -> Non
     assert 'tangram_http_requests_total{method="POST",route="/internal/double",status="200"} 2.0' in shown
     assert 'tangram_http_requests_total{method="POST",route="/internal/double",status="409"} 1.0' in shown
     assert 'tangram_http_request_duration_seconds_count{method="POST",route="/internal/double"} 3.0' in shown
+
+
+async def test_a_service_that_another_does_not_know_is_our_trouble_and_not_the_client_s() -> None:
+    async def refuse(request: web.BaseRequest) -> web.Response:
+        return web.json_response({}, status=401)
+
+    runner = web.ServerRunner(web.Server(refuse))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    peers = Peers(TOKEN)
+    await peers.start()
+    try:
+        with pytest.raises(Unavailable):
+            await peers.call(f"http://{host}:{port}/internal/double", Asked(number=1))
+    finally:
+        await peers.stop()
+        await runner.cleanup()

@@ -18,6 +18,8 @@ from arl_sim.study import BoundCase, Case, Figures, Saving, mean_figures, run_bo
 __all__ = ["Sizes", "level_name", "run_paper", "table"]
 
 OURS = Contender.SPAR_M
+SIMPLER = (Contender.FCFS, Contender.OVERCOMMITTED)
+"""What they save says how much of it is owed to sharing at all, and how much to the policy."""
 REPORTED = {"act": "act", "step": "step", "p99": "p99"}
 
 
@@ -72,14 +74,19 @@ def run_paper(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float
         everything = [(contender, Hardware(level, level)) for level in sizes.levels[::-1] for contender in Contender]
         runs.of(everything)
         figures = _level_figures(sizes, runs)
-        saving, tried = savings(OURS, **_to_keep(runs), mean_of=runs.mean_of)
-        figures |= _saving_figures(saving)
+        tried = {}
+        for contender in (OURS, *SIMPLER):
+            saving, tried[contender] = savings(contender, **_to_keep(runs), mean_of=runs.mean_of)
+            figures |= _saving_figures(saving, "" if contender is OURS else f"_{contender}")
         bounds = list(pool.map(run_bound_case, [BoundCase(OURS, seed) for seed in sizes.bound_seeds]))
     figures["sim_bound_ratio"] = sum(each["act"] / each["bound"] for each in bounds) / len(bounds)
     samples = {
         "gpus": {f"{level_name(hw.cpu)}_{contender}": site_of(contender, hw).gpus for contender, hw in everything},
         "steps": {f"{level_name(hw.cpu)}_{contender}": runs.steps[contender, hw] for contender, hw in everything},
-        "savings_tried": [{"cores": hw.cores, "gpus": hw.gpus, **found} for hw, found in tried],
+        "savings_tried": {
+            contender: [{"cores": hw.cores, "gpus": hw.gpus, **found} for hw, found in each]
+            for contender, each in tried.items()
+        },
         "bounds": bounds,
     }
     return figures, samples
@@ -95,9 +102,11 @@ def table(figures: Mapping[str, float], levels: Sequence[float]) -> Iterator[str
             yield f"{level:6g} {contender:14} {act:8.2f} {p99:8.1f} {step:8.0f}"
     acts = [value for name, value in figures.items() if name.endswith("_act_gain")]
     steps = [value for name, value in figures.items() if name.endswith("_step_gain")]
-    cores, gpus = figures["sim_saving_cores"], figures["sim_saving_gpus"]
     yield f"{OURS} against pods of 4 cores: ACT {_range(acts)}, step {_range(steps)}"
-    yield f"{cores:.0%} of cores and {gpus:.0%} of devices saved at the ACT and step of static provisioning on all"
+    for contender in (OURS, *SIMPLER):
+        suffix = "" if contender is OURS else f"_{contender}"
+        cores, gpus = figures[f"sim_saving_cores{suffix}"], figures[f"sim_saving_gpus{suffix}"]
+        yield f"{contender}: {cores:.0%} of cores and {gpus:.0%} of devices saved at ACT and step of static pods on all"
     yield f"{figures['sim_bound_ratio']:.3f} of a clairvoyant bound without resizing, on one node in bursts"
 
 
@@ -122,12 +131,11 @@ def _level_figures(sizes: Sizes, runs: _Runs) -> dict[str, float]:
     return figures
 
 
-def _saving_figures(saving: Saving | None) -> dict[str, float]:
-    if saving is None:
-        return {"sim_saving_cores": 0.0, "sim_saving_gpus": 0.0}
+def _saving_figures(saving: Saving | None, suffix: str) -> dict[str, float]:
+    hardware = saving.hardware if saving is not None else Hardware(1.0, 1.0)
     return {
-        "sim_saving_cores": 1.0 - saving.hardware.cores / CORES,
-        "sim_saving_gpus": 1.0 - saving.hardware.gpus / GPUS,
+        f"sim_saving_cores{suffix}": 1.0 - hardware.cores / CORES,
+        f"sim_saving_gpus{suffix}": 1.0 - hardware.gpus / GPUS,
     }
 
 
