@@ -163,7 +163,7 @@ class Forecasting:
         """Whether another is to follow before anything ends."""
         self._curves.now = self._now
         plan = self._policy.plan(self._snapshot())
-        self._running.calm(but=plan.watched)
+        self._running.calm(but=plan.watched, reserved=plan.reserved)
         for resize in plan.resizes:
             self._resize(resize)
         for grant in plan.grants:

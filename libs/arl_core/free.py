@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import TypeVar
 from uuid import UUID
 
@@ -165,15 +165,20 @@ class FreeAmounts:
         enough = takewhile(lambda level: level[0] >= cores, reversed(self.levels))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
 
-    def lacking_what_comes_back(self, action: Waiting, *, but: Container[int]) -> list[int]:
-        """Nodes that have all that it needs but what those who run there give back, those with most cores first; a few.
+    def lacking_what_comes_back(self, action: Waiting, *, first: int | None, but: Container[int]) -> list[int]:
+        """Nodes that have all that it needs but what those who run there give back; a few.
 
-        Memory and disk may be an environment's, which ends when somebody else wills.
+        Among them `first`, and else those with most cores. Memory and disk may be an environment's, which ends when
+        somebody else wills.
         """
         pinned = self.node_of(action)
         needed = _needed(action.cls.demand.minimum, pinned)
         stays, comes_back = environment_part(needed), action_part(needed)
-        nodes: Iterable[int] = (pinned,) if pinned is not None else (node for _, node in reversed(self.levels))
+        nodes: Iterable[int] = (node for _, node in reversed(self.levels) if node != first)
+        if pinned is not None:
+            nodes = (pinned,)
+        elif first is not None and first in self.pools and self.pools[first].accepting:
+            nodes = chain((first,), nodes)
         new_home = action.environment is not None and pinned is None
         found = (
             node
@@ -187,15 +192,41 @@ class FreeAmounts:
         )
         return list(islice(found, FEW))
 
-    def set_aside(self, node: int, action: Waiting) -> int:
-        """Keep what is free there for an action that does not fit yet; milli-cores. Others get what is beyond that.
+    def lacking(self, node: int, action: Waiting) -> dict[str, int]:
+        """What it needs at least beyond what is free there."""
+        needed, free = _needed(action.cls.demand.minimum, self.node_of(action)), self.free[node]
+        return {name: amount - free.get(name, 0) for name, amount in needed.items() if amount > free.get(name, 0)}
+
+    def set_aside(self, node: int, action: Waiting) -> dict[str, int]:
+        """Keep what is free there for an action that does not fit yet, and say how much. Others get what is beyond.
 
         With each that ends it comes nearer.
         """
         needed, free = _needed(action.cls.demand.minimum, self.node_of(action)), self.free[node]
         kept = {name: min(amount, max(0, free.get(name, 0))) for name, amount in needed.items()}
         self._spend(node, kept, homes=0)
-        return kept.get(_CORES, 0)
+        return kept
+
+    def give_back(self, node: int, kept: Amounts) -> None:
+        """What was set aside there is free again."""
+        self._spend(node, {name: -amount for name, amount in kept.items()}, homes=0)
+
+    def fits_with(self, node: int, action: Waiting, kept: Amounts) -> bool:
+        """Whether its smallest amounts fit there together with what is kept.
+
+        A new environment stays when its action ends, so its memory and disk have to fit without.
+        """
+        pool, pinned, free = self.pools[node], self.node_of(action), self.free[node]
+        needed = _needed(action.cls.demand.minimum, pinned)
+        if any(amount > free.get(name, 0) + kept.get(name, 0) for name, amount in needed.items() if amount):
+            return False
+        if not (pool.serving and (pinned == node or (pinned is None and pool.accepting))):
+            return False
+        if action.environment is not None and pinned is None:
+            stays = environment_part(needed)
+            if not fits(stays, free) or not self._leaves_headroom(node, stays):
+                return False
+        return self.suits(node, action.cls)
 
     def has_cores(self, milli: int) -> bool:
         """Whether any node has so many, for something new or for what lives there."""

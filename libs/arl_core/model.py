@@ -26,6 +26,7 @@ __all__ = [
     "Plan",
     "Pod",
     "Pool",
+    "Reservation",
     "Resident",
     "Resizable",
     "Resize",
@@ -229,6 +230,14 @@ class Running(NamedTuple):
     """What it will have once a resize that is under way is confirmed; until then it holds the larger of both."""
 
 
+class Reservation(NamedTuple):
+    """Of a node, for an action that fits nowhere and that nothing may overtake any more."""
+
+    node: int
+    since: float
+    """Who was granted something there later started beside it, or was to be over before it could start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A trajectory's share of a node, held from its first action until its environment ends."""
@@ -290,3 +299,5 @@ class Plan:
     watched: frozenset[int] = frozenset()
     """Nodes where something is held back or asked back for one who waits: the next round looks at them again, for he
     may be gone by then."""
+    reserved: Mapping[UUID, Reservation] = field(default_factory=dict)
+    """By action; for the next round, which keeps to them."""

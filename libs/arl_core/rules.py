@@ -15,7 +15,7 @@ class Rule(StrEnum):
     NO_NODE_OPEN = "no_node_open"  # those that could are closed, or gave no sign of life
     TASK_AT_QUOTA = "task_at_quota"  # its task's quota lets no more of it start
     POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, and ends sooner if it waits for more or for others
-    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits, in what is kept for one that nothing may overtake any more
+    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits, in what is kept for an overdue one, and may last too long
     WAITS_FOR_GANG = "waits_for_gang"  # it fits, and not all of those that start with it do
     WAITS_BEHIND_PRIORITY = "waits_behind_priority"  # higher priorities go first
     WAITS_IN_ORDER = "waits_in_order"  # others of its task and priority go first

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.model import ActionClass, Resizable, Running
+from arl_core.model import ActionClass, Reservation, Resizable, Running
 
 __all__ = ["RunningIndex", "is_resizable"]
 
 _NOTHING: Mapping[UUID, Running] = {}
+_NO_RESERVATIONS: Mapping[UUID, Reservation] = {}
 
 
 def is_resizable(cls: ActionClass | None) -> bool:
@@ -23,6 +24,8 @@ class RunningIndex:
         self._node_of: dict[UUID, int] = {}
         self._spare: dict[int, int] = {}
         self._stirred: set[int] = set()
+        self.reserved = _NO_RESERVATIONS
+        """What the last round reserved, by action."""
 
     def __len__(self) -> int:
         return len(self._node_of)
@@ -39,9 +42,9 @@ class RunningIndex:
         """Nodes on which something began, ended or changed since `calm`."""
         return frozenset(self._stirred)
 
-    def calm(self, *, but: Iterable[int] = ()) -> None:
-        """A round has seen all; the next one is to look at these again."""
-        self._stirred = set(but)
+    def calm(self, *, but: Iterable[int] = (), reserved: Mapping[UUID, Reservation] = _NO_RESERVATIONS) -> None:
+        """A round has seen all; the next one is to look at these nodes again, and to keep to these reservations."""
+        self._stirred, self.reserved = set(but), reserved
 
     def add(self, running: Running) -> None:
         """A new one, or new amounts of one that is known."""

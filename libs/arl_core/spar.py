@@ -6,7 +6,7 @@ the time that the units would save those who wait. Between tasks: weighted fair 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from arl_core.curves import Curve, Width, best_width, units_of
 from arl_core.fairness import FairWalk
@@ -25,6 +25,7 @@ from arl_core.model import (
 )
 from arl_core.priced_groups import GroupConstants, priced_groups
 from arl_core.quotas import Room
+from arl_core.reservations import Reservations
 from arl_core.snapshot import Snapshot
 from arl_core.waiting import Bucket, Walk, came
 from arl_core.widening import Widening
@@ -105,8 +106,7 @@ class _Round:
         self._snapshot, self._curves = snapshot, snapshot.curves
         self._free = FreeAmounts.of(snapshot.pools)
         self._loads = Loads(snapshot)
-        self._reserved: set[int] = set()
-        """Nodes on which something is kept for an action that does not fit yet; one for each."""
+        self._reservations = Reservations(snapshot, self._free, self._loads)
         self._gangs_left = GANGS
         self._widening = Widening(
             snapshot,
@@ -141,9 +141,9 @@ class _Round:
                 grants.append(grant)
                 self._loads.started.append((grant.node, curve.resource))
                 walk.advance(curves.share_on(curve, action.cls, grant.amounts, total))
-        if not self._resizing:
-            return Plan(grants=tuple(grants))
-        return self._widening.plan(grants)
+        plan = self._widening.plan(grants) if self._resizing else Plan(grants=tuple(grants))
+        reserved = self._reservations.left(grants)
+        return replace(plan, reserved=reserved) if reserved else plan
 
     def _start_gang(self, action: Waiting, walk: FairWalk, grants: list[Grant]) -> None:
         """All of it at its smallest; where not all fit, nobody starts, and each has his claims by himself."""
@@ -184,29 +184,23 @@ class _Round:
         return {**self._snapshot.pools[node].capacity, **environment_part(self._free.free[node])}
 
     def _has_cores(self, milli: int) -> bool:
-        """Whether so many are free anywhere, or could be had."""
-        return self._free.has_cores(milli) or (self._resizing and self._widening.has_claimable(milli))
+        """Whether so many are free anywhere, or could be lent or had."""
+        if self._free.has_cores(milli) or self._reservations.has_cores(milli):
+            return True
+        return self._resizing and self._widening.has_claimable(milli)
 
     def _keep_free_for(self, action: Waiting) -> None:
         """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
-        if action.cls.shape is not Shape.DIVISIBLE or len(self._reserved) >= RESERVATIONS:
+        if action.cls.shape is not Shape.DIVISIBLE or not self._is_overdue(action):
             return
-        if not self._is_overdue(action) or not any(action_part(action.cls.demand.minimum).values()):
+        if not any(action_part(action.cls.demand.minimum).values()):
             return
-        nodes = self._free.lacking_what_comes_back(action, but=self._reserved)
-        if nodes:
-            node = min(nodes, key=lambda each: (self._until_free_s(each, action), each))
-            self._reserved.add(node)
-            self._widening.keep(node, self._free.set_aside(node, action))
-
-    def _until_free_s(self, node: int, action: Waiting) -> float:
-        """Until those who run there are expected to have given back what it lacks."""
-        free, needed = self._free.free[node], action_part(action.cls.demand.minimum)
-        lacking = {name: amount - free.get(name, 0) for name, amount in needed.items()}
-        waits = (
-            self._loads.until_free(node, name, units_of(name, amount)) for name, amount in lacking.items() if amount > 0
-        )
-        return max(waits, default=0.0)
+        kept = self._reservations.keep_for(action)
+        if kept is not None:
+            node, cores = kept
+            if self._widening.has_claims(node):
+                self._reservations.lend_nothing_of(node)
+            self._widening.keep(node, cores)
 
     def _start(self, action: Waiting, curve: Curve) -> Grant | None:
         """What it is granted now; None where it has to wait, and all of its bucket with it."""
@@ -214,7 +208,7 @@ class _Round:
         is_elastic = len(curve.widths) > 1 and cls.demand.elastic is not None
         if is_elastic and not (self._resizing and cls.resizable is not Resizable.NONE):
             return self._start_wide(action)
-        grant = self._free.take(action, cls.demand.minimum)
+        grant = self._free.take(action, cls.demand.minimum) or self._borrow(action)
         if self._resizing and grant is None:
             self._widening.claim(action)
         elif self._resizing and is_elastic:
@@ -225,14 +219,26 @@ class _Round:
         """As wide as its price says: where that fits best, or else where most is free."""
         node = self._free.widest_for(action, action.cls.demand.minimum)
         if node is None:
-            if self._resizing:
+            grant = self._borrow(action, wide=True)
+            if grant is None and self._resizing:
                 self._widening.claim(action)
-            return None
+            return grant
         wanted = self._priced(node, action, units=float("inf"))
         fitting = self._free.node_for(action, _amounts(action, wanted))
         node = node if fitting is None else fitting
         width = self._width_on(node, action)
         return None if width is None else self._free.take_on(node, action, _amounts(action, width))
+
+    def _borrow(self, action: Waiting, *, wide: bool = False) -> Grant | None:
+        """In what is kept for one that could not start before this one is over."""
+        node = self._reservations.lender_for(action)
+        if node is None:
+            return None
+        with self._reservations.lent(node):
+            if not wide:
+                return self._free.take_on(node, action, action.cls.demand.minimum)
+            width = self._width_on(node, action)
+            return None if width is None else self._free.take_on(node, action, _amounts(action, width))
 
     def _width_on(self, node: int, action: Waiting) -> Width | None:
         """None where waiting for more units makes it end sooner: what the paper calls eviction."""
@@ -270,8 +276,6 @@ def _amounts(action: Waiting, width: Width) -> Amounts:
     return {**action.cls.demand.minimum, elastic.resource: width.amount} if elastic else action.cls.demand.minimum
 
 
-RESERVATIONS = 64
-"""In one round, at most."""
 GANGS = 16
 """That do not fit, for which something is kept or asked back in one round at most."""
 _CORES = "cpu_milli"

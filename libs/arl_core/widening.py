@@ -60,6 +60,10 @@ class Widening:
         for entry in tried:
             heappush(self._nodes(), entry)
 
+    def has_claims(self, node: int) -> bool:
+        """Whether others are to give up something there."""
+        return self._claimed.get(node, 0) > 0
+
     def keep(self, node: int, cores: int) -> None:
         """So many of the milli-cores that are claimed there are free already, and kept for whoever claims them."""
         self._kept[node] = cores

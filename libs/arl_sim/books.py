@@ -165,7 +165,7 @@ class Books:
     def plan(self, policy: Policy, *, now: float) -> Plan:
         """One round."""
         plan = policy.plan(self.snapshot(now=now))
-        self._running.calm(but=plan.watched)
+        self._running.calm(but=plan.watched, reserved=plan.reserved)
         return plan
 
     def snapshot(self, *, now: float) -> Snapshot:

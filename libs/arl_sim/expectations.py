@@ -74,6 +74,9 @@ class Learnt:
     def seconds(self, cls: ActionClass, amount: int) -> float:
         return self._estimates.seconds(cls, amount)
 
+    def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
+        return self._estimates.quantile(cls, q, amount)
+
     def submitted(self, cls: ActionClass, work: Work) -> None:
         pass
 

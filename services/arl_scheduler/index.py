@@ -185,7 +185,7 @@ class Index:
     def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:
         """One round of this index's policy."""
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
-        self.holds.running.calm(but=plan.watched)
+        self.holds.running.calm(but=plan.watched, reserved=plan.reserved)
         return plan
 
     def standing(self, action_id: UUID) -> Standing | None:

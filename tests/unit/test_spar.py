@@ -95,7 +95,8 @@ class TestStarvation:
         policy, limit = Spar(resizing=resizing), SPAR.constants.lead_limit_s
         wide, now = an_action(1, cls=fixed(1, cores=4), submitted=0.0), limit - 5.0
         narrow = {each: now + end for each, end in enumerate(ends, 100)}
-        number = 200
+        began = dict.fromkeys(narrow, now)
+        number, reserved = 200, Plan().reserved
         while now <= limit + 21.0:
             now = min(narrow.values(), default=now)
             narrow = {each: end for each, end in narrow.items() if end > now}
@@ -104,11 +105,16 @@ class TestStarvation:
             snapshot = a_snapshot(
                 queued=[wide, *following],
                 pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 4000 - 1000 * len(narrow)})],
-                running=[running(each, fixed(2), 1, since=now) for each in narrow],
+                running=[running(each, fixed(2), 1, since=began[each]) for each in narrow],
             )
-            started = granted(policy.plan(replace(snapshot, now=now, curves=expecting(c1=50.0, c2=10.0))))
+            snapshot.running.calm(reserved=reserved)
+            curves = expecting(c1=50.0, c2=10.0)
+            curves.now = now
+            plan = policy.plan(replace(snapshot, now=now, curves=curves))
+            started, reserved = granted(plan), plan.reserved
             if 1 in started:
                 return
+            began |= dict.fromkeys(started, now)
             narrow |= {each: now + ends[each % 4] for each in started}
         raise AssertionError("it never started")
 

@@ -23,7 +23,8 @@ RULES = {
     Rule.NO_NODE_OPEN: "The nodes that could run it are closed, or give no sign of life; see `tangram nodes list`.",
     Rule.TASK_AT_QUOTA: "The quota of its task lets no more of it start; a gang needs room for all of it.",
     Rule.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
-    Rule.WAITS_BEHIND_OVERDUE: "What is free is kept for one that waits so long that nothing may overtake it any more.",
+    Rule.WAITS_BEHIND_OVERDUE: "What is free is kept for one that waits so long that nothing may overtake it any more;"
+    " it goes only to what is expected to be over before that could start.",
     Rule.WAITS_FOR_GANG: "It could start, but not all that start with it could.",
     Rule.WAITS_BEHIND_PRIORITY: "Actions of a higher priority go first.",
     Rule.WAITS_IN_ORDER: "Others of its task and priority go first.",

@@ -1,0 +1,219 @@
+"""What is kept for whom nothing may overtake any more: others use it where they are over before he could start."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arl_core.curves import Curves, Durations
+from arl_core.elasticity import Amdahl
+from arl_core.fence import Fence
+from arl_core.model import ActionClass, Demand, Elastic, Environment, Plan, Pool, Resizable, Running, Shape, Waiting
+from arl_core.running import RunningIndex
+from arl_core.spar import Spar
+from support.builders import a_pool, a_snapshot, an_action, numbered
+
+NOW = 10_000.0
+SPAR, SPAR_M = Spar(), Spar(resizing=True)
+LIMIT_S = SPAR.constants.lead_limit_s
+LONG_AGO = NOW - LIMIT_S - 100
+LONG, WIDE, SHORT = 1, 2, 3
+
+
+class Known:
+    """Durations by class; one run in ten takes `tail` times as long."""
+
+    def __init__(self, seconds: dict[int, float], tail: float = 1.0) -> None:
+        self._seconds, self._tail = seconds, tail
+
+    def seconds(self, cls: ActionClass, amount: int) -> float:
+        elastic = cls.demand.elastic
+        base = self._seconds.get(cls.key, 1.0)
+        return base if elastic is None else base * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
+
+    def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
+        return self._tail * self.seconds(cls, amount)
+
+
+def a_kind(key: int, *, cores: int = 1, memory_mib: int = 0) -> ActionClass:
+    demand = Demand({"cpu_milli": 1000 * cores, "memory_mib": memory_mib})
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+
+
+def an_elastic_kind(key: int, *, most: int, resizable: Resizable = Resizable.NONE) -> ActionClass:
+    elastic = Elastic("cpu_milli", tuple(range(1000, 1000 * most + 1, 1000)), Amdahl(1.0), resizable)
+    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
+
+
+def running(number: int, cls: ActionClass, *, node: int = 1, granted: float = NOW - 10) -> Running:
+    return Running(
+        fence=Fence(numbered(number), 1), cls=cls, node=node, amounts=cls.demand.minimum, granted=granted, task=1,
+        started=granted, since=granted,
+    )  # fmt: skip
+
+
+def many(cls: ActionClass, count: int, *, first: int = 100) -> list[Waiting]:
+    return [an_action(number, cls=cls, submitted=NOW) for number in range(first, first + count)]
+
+
+def planned(
+    policy: Spar, queued: Sequence[Waiting], runs: Sequence[Running], *pools: Pool, durations: Durations | None = None,
+    before: Plan | None = None, now: float = NOW,
+) -> Plan:  # fmt: skip
+    snapshot = a_snapshot(queued=queued, pools=pools, running=runs)
+    if before is not None:
+        snapshot.running.calm(but=before.watched, reserved=before.reserved)
+    curves = Curves(durations or Known({LONG: 3600.0, WIDE: 10.0, SHORT: 0.1}))
+    curves.now = now
+    return policy.plan(replace(snapshot, now=now, curves=curves))
+
+
+def numbers(plan: Plan) -> list[int]:
+    return [grant.fence.action_id.int for grant in plan.grants]
+
+
+def a_node(cores: int, *runs: Running, node: int = 1, memory_mib: int = 0) -> Pool:
+    held = {name: sum(each.amounts.get(name, 0) for each in runs) for name in ("cpu_milli", "memory_mib")}
+    free = {"cpu_milli": 1000 * cores - held["cpu_milli"], "memory_mib": memory_mib - held["memory_mib"]}
+    return a_pool(node, cpu_milli=1000 * cores, memory_mib=memory_mib, free=free)
+
+
+@pytest.mark.parametrize("policy", [SPAR, SPAR_M], ids=["spar", "spar_m"])
+class TestLending:
+    wide = an_action(1, cls=a_kind(WIDE, cores=64), submitted=LONG_AGO)
+    runs = running(50, a_kind(LONG))
+
+    def test_what_is_over_before_it_could_start_runs_in_what_is_kept_for_it(self, policy: Spar) -> None:
+        plan = planned(policy, [self.wide, *many(a_kind(SHORT), 590)], [self.runs], a_node(64, self.runs))
+        assert numbers(plan) == list(range(100, 163))
+        assert plan.reserved == {self.wide.id: (1, NOW)}
+
+    def test_what_would_put_it_off_does_not(self, policy: Spar) -> None:
+        durations = Known({LONG: 3600.0, SHORT: 3600.0})
+        queued = [self.wide, *many(a_kind(SHORT), 590)]
+        assert numbers(planned(policy, queued, [self.runs], a_node(64, self.runs), durations=durations)) == []
+
+    def test_what_may_well_take_longer_than_it_does_on_average_does_not(self, policy: Spar) -> None:
+        queued = [self.wide, *many(a_kind(SHORT), 1)]
+        for tail, starts in ((10.0, []), (5.0, [100])):
+            durations = Known({LONG: 3600.0, SHORT: 500.0}, tail)
+            assert numbers(planned(policy, queued, [self.runs], a_node(64, self.runs), durations=durations)) == starts
+
+    def test_what_nobody_is_known_to_give_back_may_come_back_at_once(self, policy: Spar) -> None:
+        assert numbers(planned(policy, [self.wide, *many(a_kind(SHORT), 1)], [], a_node(64, self.runs))) == []
+
+    def test_an_environment_gets_no_memory_of_it_since_it_stays(self, policy: Spar) -> None:
+        wide = an_action(1, cls=a_kind(WIDE, cores=64, memory_mib=1000), submitted=LONG_AGO)
+        home = an_action(
+            2, cls=a_kind(SHORT, memory_mib=200), submitted=NOW, environment=Environment(id=numbered(9), node=None)
+        )
+        for memory_mib, starts in ((1100, []), (1200, [2])):
+            pool = a_node(64, self.runs, memory_mib=memory_mib)
+            assert numbers(planned(policy, [wide, home], [self.runs], pool)) == starts
+
+    def test_it_starts_as_soon_as_it_fits_whoever_could_use_that_meanwhile(self, policy: Spar) -> None:
+        plan = planned(policy, [self.wide, *many(a_kind(SHORT), 590)], [], a_node(64))
+        assert numbers(plan) == [1]
+
+
+def test_what_may_be_wide_is_wide_in_it() -> None:
+    wide, runs = an_action(1, cls=a_kind(WIDE, cores=64), submitted=LONG_AGO), running(50, a_kind(LONG))
+    short = an_action(2, cls=an_elastic_kind(SHORT, most=16), submitted=NOW)
+    plan = planned(SPAR, [wide, short], [runs], a_node(64, runs))
+    assert [grant.amounts["cpu_milli"] for grant in plan.grants] == [16_000]
+
+
+def test_nobody_gets_cores_that_others_give_back_for_it_now() -> None:
+    resizable = an_elastic_kind(LONG, most=8, resizable=Resizable.ANY)
+    runs = running(50, resizable)._replace(amounts={"cpu_milli": 4000})
+    wide = an_action(1, cls=a_kind(WIDE, cores=63), submitted=LONG_AGO)
+    plan = planned(SPAR_M, [wide, *many(a_kind(SHORT), 9)], [runs], a_node(64, runs))
+    assert (numbers(plan), [each.amounts["cpu_milli"] for each in plan.resizes]) == ([], [1000])
+
+
+class TestNextRounds:
+    wide = an_action(1, cls=a_kind(WIDE, cores=8), submitted=LONG_AGO)
+    queued = (wide, *many(a_kind(SHORT), 1))
+
+    def test_a_reservation_stays_where_it_is_while_what_is_lent_is_used(self) -> None:
+        """Others have more free now; by then this one has all."""
+        long = running(50, a_kind(4))
+        lent = [running(60 + each, a_kind(5), granted=NOW + 1) for each in range(7)]
+        others = [running(70 + each, a_kind(6), node=2, granted=NOW + 1) for each in range(7)]
+        durations = Known({4: 30.0, 5: 15.0, 6: 18.0})
+        pools = [a_node(8, long), a_node(8, node=2)]
+        before = planned(SPAR, self.queued, [long], pools[0], durations=durations)
+        pools = [a_node(8, long, *lent), a_node(8, *others, node=2)]
+        after = planned(SPAR, self.queued, [long, *lent, *others], *pools, durations=durations, before=before,
+                        now=NOW + 2)  # fmt: skip
+        assert after.reserved == before.reserved == {self.wide.id: (1, NOW)}
+
+    def test_it_moves_where_much_more_comes_back_much_sooner(self) -> None:
+        long, soon = running(50, a_kind(4)), running(70, a_kind(5), node=2, granted=NOW)
+        durations = Known({4: 300.0, 5: 15.0})
+        before = planned(SPAR, self.queued, [long], a_node(8, long), durations=durations)
+        pools = [a_node(8, long), a_node(8, soon, node=2)]
+        after = planned(SPAR, self.queued, [long, soon], *pools, durations=durations, before=before, now=NOW + 2)
+        assert after.reserved == {self.wide.id: (2, NOW + 2)}
+
+    def test_who_is_not_looked_at_as_nothing_is_free_keeps_it(self) -> None:
+        long, lent = running(50, a_kind(LONG)), [running(60 + each, a_kind(SHORT)) for each in range(7)]
+        before = planned(SPAR, self.queued, [long], a_node(8, long))
+        runs = [long, *lent]
+        after = planned(SPAR, self.queued, runs, a_node(8, *runs), before=before, now=NOW + 2)
+        assert after.reserved == before.reserved != {}
+
+    def test_who_starts_or_waits_no_longer_has_none(self) -> None:
+        long = running(50, a_kind(LONG))
+        before = planned(SPAR, self.queued, [long], a_node(8, long))
+        assert planned(SPAR, self.queued, [], a_node(8), before=before).reserved == {}
+        assert planned(SPAR, self.queued[1:], [long], a_node(8, long), before=before).reserved == {}
+
+    def test_who_was_lent_something_and_takes_longer_does_not_put_it_off(self) -> None:
+        """Else each of those that follow one another might be the reason for the next."""
+        late = running(60, a_kind(SHORT), granted=NOW + 1)
+        long = running(50, a_kind(4))
+        before = planned(SPAR, self.queued, [long], a_node(8, long), durations=Known({4: 20.0}))
+        queued = [self.wide, *many(a_kind(5), 1)]
+        for now, runs, starts in ((NOW + 5, [long, late], [100]), (NOW + 60, [late], [])):
+            durations = Known({4: 20.0, SHORT: 0.1, 5: 0.5})
+            plan = planned(SPAR, queued, runs, a_node(8, *runs), durations=durations, before=before, now=now)
+            assert numbers(plan) == starts
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    first=st.lists(st.floats(1.0, 60.0), min_size=4, max_size=4),
+    takes=st.lists(st.floats(0.05, 30.0), min_size=1, max_size=12),
+    resizing=st.booleans(),
+)
+def test_whoever_is_lent_something_and_however_wrong_is_what_is_expected_it_starts_in_time(
+    first: list[float], takes: list[float], resizing: bool
+) -> None:
+    """Those that run when it is overdue end, and then the last of those that were to be over by then."""
+    policy, overdue = Spar(resizing=resizing), NOW + LIMIT_S
+    wide, number = an_action(1, cls=a_kind(WIDE, cores=4), submitted=NOW), 1000
+    runs = {each: running(each, a_kind(LONG), granted=overdue - 1) for each in range(10, 14)}
+    ends = {each: overdue + after for each, after in zip(runs, first, strict=True)}
+    index, now = RunningIndex(), overdue
+    latest = overdue + max(first) + max(takes) + 1.0
+    while now < latest:
+        now = max(now, min(ends.values())) + 1e-3
+        for each in [each for each, end in ends.items() if end <= now]:
+            del ends[each], runs[each]
+        queued = [wide, *(an_action(number + each, cls=a_kind(SHORT), submitted=now) for each in range(4))]
+        snapshot = a_snapshot(queued=queued, pools=[a_node(4, *runs.values())], running=list(runs.values()))
+        snapshot.running.calm(reserved=index.reserved)
+        curves = Curves(Known({LONG: 10.0, SHORT: 0.1}))
+        curves.now = now
+        plan = policy.plan(replace(snapshot, now=now, curves=curves))
+        index.calm(reserved=plan.reserved)
+        if 1 in numbers(plan):
+            return
+        for started in numbers(plan):
+            runs[started] = running(started, a_kind(SHORT), granted=now + 1e-4)
+            ends[started] = now + takes[started % len(takes)]
+        number += 4
+    raise AssertionError("it never started")
