@@ -212,6 +212,7 @@ class Forecasting:
             task=action.task,
             started=self._now,
             since=self._now,
+            at_home=environment is not None,
         )
         expected_s = self._curves.expected_s(action.cls, grant.amounts)
         share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)

@@ -1,7 +1,7 @@
 """What is left of each pool while a round spends it, and where the next action goes."""
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import chain, islice, takewhile
@@ -165,21 +165,21 @@ class FreeAmounts:
         enough = takewhile(lambda level: level[0] >= cores, reversed(self.levels))
         return next((node for _, node in enough if self._fits(node, action.cls, amounts)), None)
 
-    def lacking_what_comes_back(self, action: Waiting, *, first: int | None, but: Container[int]) -> list[int]:
+    def lacking_what_comes_back(
+        self, action: Waiting, *, outside: Callable[[int], Amounts], first: int | None, but: Container[int]
+    ) -> list[int]:
         """Nodes that have all that it needs but what those who run there give back; a few.
 
-        Among them `first`, and else those with most cores. Memory and disk may be an environment's, which ends when
-        somebody else wills.
+        Among them `first`, and else those with most cores. Of memory and disk only that comes back which is held
+        `outside` of environments: those end when somebody else wills.
         """
         pinned = self.node_of(action)
-        needed = _needed(action.cls.demand.minimum, pinned)
-        stays, comes_back = environment_part(needed), action_part(needed)
+        comes_back = action_part(action.cls.demand.minimum)
         nodes: Iterable[int] = (node for _, node in reversed(self.levels) if node != first)
         if pinned is not None:
             nodes = (pinned,)
         elif first is not None and first in self.pools and self.pools[first].accepting:
             nodes = chain((first,), nodes)
-        new_home = action.environment is not None and pinned is None
         found = (
             node
             for node in nodes
@@ -187,15 +187,15 @@ class FreeAmounts:
             and node in self.pools
             and self.pools[node].serving
             and fits(comes_back, self.pools[node].capacity)
-            and self._fits(node, action.cls, stays)
-            and not (new_home and not self._leaves_headroom(node, stays))
+            and self.suits(node, action.cls)
+            and fits(environment_part(self.lacking(node, action)), outside(node))
         )
         return list(islice(found, FEW))
 
     def lacking(self, node: int, action: Waiting) -> dict[str, int]:
-        """What it needs at least beyond what is free there."""
-        needed, free = _needed(action.cls.demand.minimum, self.node_of(action)), self.free[node]
-        return {name: amount - free.get(name, 0) for name, amount in needed.items() if amount > free.get(name, 0)}
+        """What would have to be free there besides, for it to start at its smallest."""
+        wanted, free = self._wanted(node, action), self.free[node]
+        return {name: amount - free.get(name, 0) for name, amount in wanted.items() if amount > free.get(name, 0)}
 
     def set_aside(self, node: int, action: Waiting) -> dict[str, int]:
         """Keep what is free there for an action that does not fit yet, and say how much. Others get what is beyond.
@@ -203,7 +203,8 @@ class FreeAmounts:
         With each that ends it comes nearer.
         """
         needed, free = _needed(action.cls.demand.minimum, self.node_of(action)), self.free[node]
-        kept = {name: min(amount, max(0, free.get(name, 0))) for name, amount in needed.items()}
+        lacking = self.lacking(node, action)
+        kept = {name: max(0, free.get(name, 0)) if name in lacking else amount for name, amount in needed.items()}
         self._spend(node, kept, homes=0)
         return kept
 
@@ -340,6 +341,16 @@ class FreeAmounts:
     def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
         pool = self.pools[node]
         return pool.shape is cls.shape and cls.requires <= pool.enforces and fits(needed, self.free[node])
+
+    def _wanted(self, node: int, action: Waiting) -> Amounts:
+        """What has to be free there for it to start at its smallest: of a new environment with the headroom."""
+        pinned = self.node_of(action)
+        needed = _needed(action.cls.demand.minimum, pinned)
+        if action.environment is None or pinned is not None or not self.environments[node]:
+            return needed
+        capacity = self.pools[node].capacity
+        headroom = {name: capacity.get(name, 0) // ENVIRONMENT_HEADROOM for name in ENVIRONMENT_RESOURCES}
+        return {name: amount + headroom.get(name, 0) for name, amount in needed.items()}
 
     def _leaves_headroom(self, node: int, needed: Amounts) -> bool:
         """Environments hold their memory while their trajectories wait for other actions, scoring for instance.

@@ -8,6 +8,7 @@ from arl_core.curves import units_of
 from arl_core.fairness import total_amounts
 from arl_core.model import ActionClass, Amounts
 from arl_core.quotas import Room
+from arl_core.running import given_back
 from arl_core.snapshot import Snapshot
 from arl_core.stragglers import UNCOUNTED
 from arl_core.waiting import Bucket
@@ -136,7 +137,7 @@ class Loads:
             found = [
                 (remaining_s(each), units_of(resource, each.amounts[name]))
                 for each in running
-                if name in each.amounts and each.overrun < UNCOUNTED
+                if given_back(each, name) and each.overrun < UNCOUNTED
             ]
             known = self._running[node, resource] = sorted(found)
         return known

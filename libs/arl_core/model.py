@@ -228,6 +228,8 @@ class Running(NamedTuple):
     """0 of one that takes no longer than others of its class; 1 of a straggler, 2 of one nobody counts on any more."""
     changing_to: Amounts | None = None
     """What it will have once a resize that is under way is confirmed; until then it holds the larger of both."""
+    at_home: bool = False
+    """Its memory and disk are its environment's, and are not given back when it ends."""
 
 
 class Reservation(NamedTuple):

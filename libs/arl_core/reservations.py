@@ -17,6 +17,7 @@ from arl_core.curves import units_of
 from arl_core.free import FreeAmounts
 from arl_core.load import Loads
 from arl_core.model import ActionClass, Amounts, Grant, Reservation, Running, Waiting
+from arl_core.running import given_back
 from arl_core.snapshot import Snapshot
 
 __all__ = ["RESERVATIONS", "Reservations"]
@@ -76,7 +77,8 @@ class Reservations:
             return None
         before = self._before.pop(action.id, None)
         first = before.node if before is not None else None
-        nodes = self._free.lacking_what_comes_back(action, first=first, but=self._kept)
+        outside = self._snapshot.running.outside
+        nodes = self._free.lacking_what_comes_back(action, outside=outside, first=first, but=self._kept)
         if not nodes:
             return None
         lacking = {node: self._free.lacking(node, action) for node in nodes}
@@ -151,8 +153,8 @@ class Reservations:
             return max(waits_s, default=0.0)
         left = dict(lacking)
         for rest_s, _, running in sorted(self._rests(node, since)):
-            for name in [name for name in left if name in running.amounts]:
-                left[name] -= running.amounts[name]
+            for name in tuple(left):
+                left[name] -= given_back(running, name)
                 if left[name] <= 0:
                     del left[name]
             if not left:

@@ -3,17 +3,23 @@
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.model import ActionClass, Reservation, Resizable, Running
+from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Reservation, Resizable, Running
 
-__all__ = ["RunningIndex", "is_resizable"]
+__all__ = ["RunningIndex", "given_back", "is_resizable"]
 
 _NOTHING: Mapping[UUID, Running] = {}
+_NO_AMOUNTS: Amounts = {}
 _NO_RESERVATIONS: Mapping[UUID, Reservation] = {}
 
 
 def is_resizable(cls: ActionClass | None) -> bool:
     """Whether a running action of this class may be given other amounts at all; none of an unknown class may."""
     return cls is not None and cls.resizable is not Resizable.NONE
+
+
+def given_back(running: Running, resource: str) -> int:
+    """How much of it is free when this one ends."""
+    return 0 if running.at_home and resource in ENVIRONMENT_RESOURCES else running.amounts.get(resource, 0)
 
 
 class RunningIndex:
@@ -23,6 +29,7 @@ class RunningIndex:
         self._nodes: dict[int, dict[UUID, Running]] = {}
         self._node_of: dict[UUID, int] = {}
         self._spare: dict[int, int] = {}
+        self._outside: dict[int, dict[str, int]] = {}
         self._stirred: set[int] = set()
         self.reserved = _NO_RESERVATIONS
         """What the last round reserved, by action."""
@@ -36,6 +43,10 @@ class RunningIndex:
     def spare(self, node: int) -> int:
         """What those who may be shrunk have there beyond their minimum, in amounts of what they are elastic in."""
         return self._spare.get(node, 0)
+
+    def outside(self, node: int) -> Amounts:
+        """Memory and disk that those hold there who run outside of environments: with them it comes back."""
+        return self._outside.get(node, _NO_AMOUNTS)
 
     @property
     def stirred(self) -> frozenset[int]:
@@ -65,6 +76,11 @@ class RunningIndex:
             self._count(self._nodes[node].pop(action_id), -1)
 
     def _count(self, running: Running, sign: int) -> None:
+        if not running.at_home:
+            held = self._outside.setdefault(running.node, {})
+            for resource in ENVIRONMENT_RESOURCES:
+                if amount := running.amounts.get(resource):
+                    held[resource] = held.get(resource, 0) + sign * amount
         cls = running.cls
         if cls is None or cls.resizable is not Resizable.ANY or running.amounts is cls.demand.minimum:
             return

@@ -181,7 +181,10 @@ class _Round:
 
     def _had_if_runs_ended(self, node: int) -> Amounts:
         """Memory and disk may be an environment's, which ends when somebody else wills."""
-        return {**self._snapshot.pools[node].capacity, **environment_part(self._free.free[node])}
+        outside = self._snapshot.running.outside(node)
+        stays = environment_part(self._free.free[node])
+        back = {name: amount + outside.get(name, 0) for name, amount in stays.items()}
+        return {**self._snapshot.pools[node].capacity, **back}
 
     def _has_cores(self, milli: int) -> bool:
         """Whether so many are free anywhere, or could be lent or had."""
@@ -192,8 +195,6 @@ class _Round:
     def _keep_free_for(self, action: Waiting) -> None:
         """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
         if action.cls.shape is not Shape.DIVISIBLE or not self._is_overdue(action):
-            return
-        if not any(action_part(action.cls.demand.minimum).values()):
             return
         kept = self._reservations.keep_for(action)
         if kept is not None:

@@ -107,6 +107,7 @@ class Books:
             task=action.task,
             started=now,
             since=now,
+            at_home=name is not None,
         )
         self._running.add(running)
         share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)

@@ -180,5 +180,14 @@ class Hold(NamedTuple):
         return self.amounts if self.resized_at is None else {**self.amounts, "cpu_milli": self.mean_milli(until=until)}
 
     def running(self) -> Running:
-        since = self.started or self.granted
-        return Running(self.fence, self.cls, self.node, self.amounts, self.granted, self.task, since, self.started)
+        return Running(
+            self.fence,
+            self.cls,
+            self.node,
+            self.amounts,
+            self.granted,
+            self.task,
+            since=self.started or self.granted,
+            started=self.started,
+            at_home=self.home is not None,
+        )

@@ -58,3 +58,13 @@ def test_what_a_task_pays_for_is_what_its_action_had_on_average() -> None:
     hold = holds.of(FENCE.action_id)
     assert hold is not None
     assert hold.mean_amounts(until=108.0) == {"cpu_milli": 2000, "memory_mib": 10}
+
+
+@pytest.mark.parametrize(("home", "comes_back"), [(None, {"memory_mib": 10}), ((1, "x"), {})])
+def test_rounds_see_whose_memory_comes_back(home: tuple[int, str] | None, comes_back: dict[str, int]) -> None:
+    holds = holding(Ledger())
+    amounts = {"cpu_milli": 1000, "memory_mib": 10}
+    holds.add(Hold(Fence(numbered(2), 1), CLS, 1, amounts, home, 1, 100.0, 100.0))
+    assert holds.running.outside(1) == comes_back
+    holds.remove(numbered(2))
+    assert sum(holds.running.outside(1).values()) == 0

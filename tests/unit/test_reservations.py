@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from arl_core.curves import Curves, Durations
 from arl_core.elasticity import Amdahl
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Elastic, Environment, Plan, Pool, Resizable, Running, Shape, Waiting
+from arl_core.model import (
+    ActionClass,
+    Demand,
+    Elastic,
+    Environment,
+    Gang,
+    Plan,
+    Pool,
+    Resizable,
+    Running,
+    Shape,
+    Waiting,
+)
 from arl_core.running import RunningIndex
 from arl_core.spar import Spar
 from support.builders import a_pool, a_snapshot, an_action, numbered
@@ -215,5 +227,83 @@ def test_whoever_is_lent_something_and_however_wrong_is_what_is_expected_it_star
         for started in numbers(plan):
             runs[started] = running(started, a_kind(SHORT), granted=now + 1e-4)
             ends[started] = now + takes[started % len(takes)]
+        number += 4
+    raise AssertionError("it never started")
+
+
+class TestMemory:
+    """What an action outside of environments holds of it comes back when that ends."""
+
+    large = an_action(1, cls=a_kind(WIDE, memory_mib=48), submitted=LONG_AGO)
+    queued = (large, *many(a_kind(SHORT, memory_mib=8), 4))
+
+    def held(self, count: int, *, at_home: bool = False) -> list[Running]:
+        kind = a_kind(SHORT, memory_mib=8)
+        return [running(50 + each, kind, granted=NOW - 0.05)._replace(at_home=at_home) for each in range(count)]
+
+    @pytest.mark.parametrize("policy", [SPAR, SPAR_M], ids=["spar", "spar_m"])
+    def test_it_is_kept_for_one_that_nothing_may_overtake(self, policy: Spar) -> None:
+        for at_home, starts in ((False, []), (True, [100, 101])):
+            runs = self.held(6, at_home=at_home)
+            plan = planned(policy, self.queued, runs, a_node(16, *runs, memory_mib=64))
+            assert numbers(plan) == starts
+            assert set(plan.reserved) == ({self.large.id} if not at_home else set())
+
+    def test_it_is_kept_where_it_comes_back_first(self) -> None:
+        late = [each._replace(granted=NOW - 1, since=NOW - 1, node=2) for each in self.held(6)]
+        runs = [each._replace(cls=a_kind(LONG)) for each in self.held(6)]
+        pools = [a_node(16, *runs, memory_mib=64), replace(a_node(16, *late, memory_mib=64), node=2)]
+        assert planned(SPAR, self.queued, [*runs, *late], *pools).reserved == {self.large.id: (2, NOW)}
+
+    def test_what_an_environment_holds_is_not_expected_of_its_action(self) -> None:
+        soon, late = a_kind(4, memory_mib=16), a_kind(LONG, memory_mib=16)
+        runs = [running(40, soon)._replace(at_home=True), running(41, soon), running(42, late)]
+        queued = [self.large, *many(a_kind(5, memory_mib=8), 1)]
+        durations = Known({LONG: 3600.0, 4: 20.0, 5: 100.0})
+        plan = planned(SPAR, queued, runs, a_node(16, *runs, memory_mib=64), durations=durations)
+        assert numbers(plan) == [100], "it is over long before the last of those that would have to end"
+
+    def test_a_new_environment_waits_for_it_as_far_as_it_would_leave_enough_to_others(self) -> None:
+        large = an_action(
+            1, cls=a_kind(WIDE, memory_mib=40), submitted=LONG_AGO, environment=Environment(id=numbered(9), node=None)
+        )
+        for count, reserved in ((2, {}), (3, {large.id: (1, NOW)})):
+            homes, runs = [running(40, a_kind(LONG), granted=NOW)], self.held(count)
+            capacity = {"cpu_milli": 16_000, "memory_mib": 64}
+            free = {"cpu_milli": 9000, "memory_mib": 24}
+            pool = a_pool(1, free=free, environments=1, **capacity)
+            plan = planned(SPAR, [large, *self.queued[1:]], [*homes, *runs], pool)
+            assert plan.reserved == reserved
+
+    def test_members_of_a_gang_wait_for_it_too(self) -> None:
+        first, second = (
+            an_action(each, cls=a_kind(WIDE, memory_mib=24), submitted=LONG_AGO)._replace(gang=Gang(numbered(8), 2))
+            for each in (1, 2)
+        )
+        runs = self.held(5)
+        pool = a_node(16, *runs, memory_mib=64)
+        queued = [first._replace(together=(second,)), *self.queued[1:]]
+        assert numbers(planned(SPAR, queued, runs, pool)) == []
+
+
+def test_a_large_action_starts_though_small_ones_never_cease() -> None:
+    """As each ends, the next one would have its memory."""
+    large, number = an_action(1, cls=a_kind(WIDE, memory_mib=48), submitted=NOW), 1000
+    kind, index, now = a_kind(SHORT, memory_mib=8), RunningIndex(), NOW + LIMIT_S - 20
+    runs = {each: running(each, kind, granted=now + each - 100) for each in range(100, 108)}
+    while now < NOW + LIMIT_S + 10:
+        now = max(now, min(each.granted + 5.0 for each in runs.values())) + 0.01
+        runs = {id: each for id, each in runs.items() if each.granted + 5.0 > now}
+        queued = [large, *(an_action(number + each, cls=kind, submitted=now) for each in range(4))]
+        pool = a_node(16, *runs.values(), memory_mib=64)
+        snapshot = a_snapshot(queued=queued, pools=[pool], running=list(runs.values()))
+        snapshot.running.calm(reserved=index.reserved)
+        curves = Curves(Known({WIDE: 5.0, SHORT: 5.0}))
+        curves.now = now
+        plan = SPAR.plan(replace(snapshot, now=now, curves=curves))
+        index.calm(reserved=plan.reserved)
+        if 1 in numbers(plan):
+            return
+        runs |= {each: running(each, kind, granted=now) for each in numbers(plan)}
         number += 4
     raise AssertionError("it never started")
