@@ -192,17 +192,30 @@ class FreeAmounts:
         )
         return list(islice(found, FEW))
 
+    def needed(self, action: Waiting) -> Amounts:
+        """What it would take at its smallest: a living environment has its memory and disk."""
+        return _needed(action.cls.demand.minimum, self.node_of(action))
+
     def lacking(self, node: int, action: Waiting) -> dict[str, int]:
         """What would have to be free there besides, for it to start at its smallest."""
-        wanted, free = self._wanted(node, action), self.free[node]
-        return {name: amount - free.get(name, 0) for name, amount in wanted.items() if amount > free.get(name, 0)}
+        wanted, free = self.wanted(node, action), self.free[node]
+        return {name: amount - free.get(name, 0) for name, amount in wanted.items() if 0 < amount > free.get(name, 0)}
+
+    def wanted(self, node: int, action: Waiting) -> Amounts:
+        """What has to be free there for it to start at its smallest: of a new environment with the headroom."""
+        needed = self.needed(action)
+        if action.environment is None or self.node_of(action) is not None or not self.environments[node]:
+            return needed
+        capacity = self.pools[node].capacity
+        headroom = {name: capacity.get(name, 0) // ENVIRONMENT_HEADROOM for name in ENVIRONMENT_RESOURCES}
+        return {name: amount + headroom.get(name, 0) for name, amount in needed.items()}
 
     def set_aside(self, node: int, action: Waiting) -> dict[str, int]:
         """Keep what is free there for an action that does not fit yet, and say how much. Others get what is beyond.
 
         With each that ends it comes nearer.
         """
-        needed, free = _needed(action.cls.demand.minimum, self.node_of(action)), self.free[node]
+        needed, free = self.needed(action), self.free[node]
         lacking = self.lacking(node, action)
         kept = {name: max(0, free.get(name, 0)) if name in lacking else amount for name, amount in needed.items()}
         self._spend(node, kept, homes=0)
@@ -341,16 +354,6 @@ class FreeAmounts:
     def _fits(self, node: int, cls: ActionClass, needed: Amounts) -> bool:
         pool = self.pools[node]
         return pool.shape is cls.shape and cls.requires <= pool.enforces and fits(needed, self.free[node])
-
-    def _wanted(self, node: int, action: Waiting) -> Amounts:
-        """What has to be free there for it to start at its smallest: of a new environment with the headroom."""
-        pinned = self.node_of(action)
-        needed = _needed(action.cls.demand.minimum, pinned)
-        if action.environment is None or pinned is not None or not self.environments[node]:
-            return needed
-        capacity = self.pools[node].capacity
-        headroom = {name: capacity.get(name, 0) // ENVIRONMENT_HEADROOM for name in ENVIRONMENT_RESOURCES}
-        return {name: amount + headroom.get(name, 0) for name, amount in needed.items()}
 
     def _leaves_headroom(self, node: int, needed: Amounts) -> bool:
         """Environments hold their memory while their trajectories wait for other actions, scoring for instance.

@@ -1,5 +1,6 @@
 """SPAR-M: actions start at their smallest width and are resized while they run; nothing is killed."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from uuid import UUID
@@ -8,7 +9,7 @@ from arl_core.curves import Curve, Width, units_of
 from arl_core.free import FreeAmounts
 from arl_core.ledger import fits
 from arl_core.load import Loads
-from arl_core.model import Amounts, Grant, Plan, Resizable, Resize, Running, Waiting, action_part
+from arl_core.model import Amounts, Grant, Plan, Resizable, Resize, Running, Waiting
 from arl_core.reallocation import Candidate, reallocate
 from arl_core.running import is_resizable
 from arl_core.snapshot import Snapshot
@@ -21,6 +22,7 @@ NEARLY_DONE_S = 0.3
 """What is expected to end so soon is not shrunk any more."""
 
 _CORES = "cpu_milli"
+_NOTHING: Amounts = {}
 
 
 class Widening:
@@ -34,6 +36,8 @@ class Widening:
         self._admitted: dict[UUID, Waiting] = {}
         self._claimed: dict[int, int] = {}
         """Milli-cores that would be used if others shrank, by node."""
+        self._promised: dict[int, Counter[str]] = {}
+        """What else those need who claim these."""
         self._kept: dict[int, int] = {}
         """Milli-cores that are free and not for whoever comes, by node."""
         self._claimable: list[tuple[int, int]] | None = None
@@ -49,12 +53,12 @@ class Widening:
         node = self._free.node_of(action) if cores else None
         if node is not None:
             if self._snapshot.running.spare(node) and self._suits(node, action, cores):
-                self._claimed[node] = self._claimed.get(node, 0) + cores
+                self._claim(node, action)
             return
         tried: list[tuple[int, int]] = []
         while cores and (node := self._most_claimable()) is not None and self._unclaimed(node) >= cores:
             if self._snapshot.pools[node].accepting and self._suits(node, action, cores):
-                self._claimed[node] = self._claimed.get(node, 0) + cores
+                self._claim(node, action)
                 break
             tried.append(heappop(self._nodes()))
         for entry in tried:
@@ -108,14 +112,19 @@ class Widening:
         return {**self._free.free[node], _CORES: self._unclaimed(node)}
 
     def _suits(self, node: int, action: Waiting, cores: int) -> bool:
-        """Whether all but cores is there, and those could be."""
-        pool, minimum = self._snapshot.pools.get(node), action.cls.demand.minimum
-        if pool is None or not pool.serving or pool.shape is not action.cls.shape or self._unclaimed(node) < cores:
+        """Whether all but cores is there beside what is promised, and those could be."""
+        pool = self._snapshot.pools.get(node)
+        if pool is None or not pool.serving or self._unclaimed(node) < cores or not self._free.suits(node, action.cls):
             return False
-        pinned = self._free.node_of(action) is not None
-        others = dict(action_part(minimum) if pinned else minimum)
-        others.pop(_CORES, None)
-        return action.cls.requires <= pool.enforces and fits(others, self._free.free[node])
+        promised = self._promised.get(node, _NOTHING)
+        wanted = self._free.wanted(node, action).items()
+        others = {name: amount + promised.get(name, 0) for name, amount in wanted if name != _CORES}
+        return fits(others, self._free.free[node])
+
+    def _claim(self, node: int, action: Waiting) -> None:
+        needed = self._free.needed(action)
+        self._claimed[node] = self._claimed.get(node, 0) + needed[_CORES]
+        self._promised.setdefault(node, Counter()).update(needed)
 
     def _most_claimable(self) -> int | None:
         nodes = self._nodes()

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from arl_core.curves import Curves
 from arl_core.elasticity import Amdahl
 from arl_core.fairness import CREDIT_S, Shares
@@ -96,6 +98,27 @@ class TestClaims:
                 running=[a_wide_one(1, cores=8)],
             )
             assert [resize.fence.action_id.int for resize in plan.resizes] == [1]
+
+    @pytest.mark.parametrize(("free_mib", "give_way"), [(8192, 0), (9215, 0), (9216, 1), (11_264, 3)])
+    def test_nobody_shrinks_for_an_environment_that_would_leave_others_no_memory(
+        self, free_mib: int, give_way: int
+    ) -> None:
+        """An eighth of it is for actions outside of environments; each of these needs 1 GiB."""
+        homes = [
+            an_action(
+                number,
+                cls=a_kind(number, memory_mib=1024),
+                submitted=NOW,
+                environment=Environment(id=numbered(1000 + number), node=None),
+            )
+            for number in range(100, 160)
+        ]
+        free = {"cpu_milli": 0, "memory_mib": free_mib}
+        pool = a_pool(cpu_milli=32_000, memory_mib=65_536, free=free, environments=56)
+        running = [a_wide_one(number, cores=8) for number in range(1, 5)]
+        plan = planned(SPAR_M, queued=homes, pools=[pool], running=running)
+        given_up = sum(8000 - resize.amounts["cpu_milli"] for resize in plan.resizes)
+        assert (plan.grants, given_up) == ((), 1000 * give_way)
 
     def test_what_was_asked_back_already_is_not_asked_of_another(self) -> None:
         plan = planned(
