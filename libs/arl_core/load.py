@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from arl_core.curves import units_of
 from arl_core.fairness import total_amounts
-from arl_core.model import ActionClass, Amounts
+from arl_core.model import ActionClass, Amounts, Pool
+from arl_core.possible import Possible
 from arl_core.quotas import Room
 from arl_core.running import given_back
 from arl_core.snapshot import Snapshot
@@ -18,7 +19,10 @@ __all__ = ["Loads", "NodeLoad"]
 
 @dataclass(slots=True)
 class NodeLoad:
-    """Of what can only start here all, of what may start anywhere this node's part."""
+    """Of what can only start here all, of what may start anywhere this node's part.
+
+    What no node that takes something new could ever run waits for none of them, and counts nowhere.
+    """
 
     capacity: float
     """Units."""
@@ -39,6 +43,8 @@ class Loads:
         """Capacity of all nodes together."""
         self._open: Amounts | None = None
         """Of those that take something new; None until somebody needs it."""
+        self._possible: Possible | None = None
+        """On those; None until somebody needs it."""
         self.started: list[tuple[int, str | None]] = []
         """For each that was waiting and starts: the node, and what it is wide in."""
         self._counted_off = 0
@@ -102,24 +108,30 @@ class Loads:
     def _taking(self) -> Amounts:
         """Capacity of all nodes together that take something new."""
         if self._open is None:
-            pools = self._snapshot.pools.values()
-            taking = [pool for pool in pools if pool.accepting and pool.serving]
-            all_taking = len(taking) == len(pools)
+            taking = self._taking_pools()
+            all_taking = len(taking) == len(self._snapshot.pools)
             self._open = self.total if all_taking else total_amounts(pool.capacity for pool in taking)
         return self._open
+
+    def _taking_pools(self) -> list[Pool]:
+        return [pool for pool in self._snapshot.pools.values() if pool.accepting and pool.serving]
 
     def _waiting(self, node: int | None) -> dict[str | None, tuple[int, float]]:
         """How many and how much area, by what they are wide in."""
         known = self._queued.get(node)
         if known is None:
-            known = self._queued[node] = self._counted(self._snapshot.waiting.on(node))
+            known = self._queued[node] = self._counted(node)
         return known
 
-    def _counted(self, buckets: Iterable[Bucket]) -> dict[str | None, tuple[int, float]]:
+    def _counted(self, node: int | None) -> dict[str | None, tuple[int, float]]:
         found: dict[str | None, tuple[int, float]] = {}
         room = self._snapshot.quotas.room()
-        for bucket in buckets:
+        if self._possible is None:
+            self._possible = Possible(self._taking_pools())
+        for bucket in self._snapshot.waiting.on(node):
             for cls, waiting in _classes(bucket, room):
+                if node is None and not self._possible.has(cls):
+                    continue
                 curve = self._snapshot.curves.of(cls)
                 count, area = found.get(curve.resource, (0, 0.0))
                 found[curve.resource] = (count + waiting, area + waiting * curve.area_s)

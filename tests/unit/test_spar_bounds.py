@@ -167,6 +167,46 @@ class TestCredit:
         assert shares.virtual_s(1) - shares.virtual_s(3) <= 60.0
 
 
+class TestWhoSetsThePrice:
+    """Whoever can't run on any node that takes something new waits for none of those cores."""
+
+    wide = ActionClass(
+        key=5,
+        kind="exec",
+        shape=Shape.DIVISIBLE,
+        demand=Demand({"cpu_milli": 1000}, Elastic("cpu_milli", tuple(range(1000, 17_000, 1000)), Amdahl(0.95))),
+    )
+    closed = replace(a_pool(2, cpu_milli=64_000, memory_mib=4096), accepting=False, enforces=frozenset({"template:x"}))
+    other = replace(a_pool(3, cpu_milli=1000, memory_mib=1024), enforces=frozenset({"npu"}))
+
+    @pytest.mark.parametrize(
+        ("waits", "cores"),
+        [
+            (a_kind(6, requires=("template:x",)), 16),
+            (a_kind(6, memory_mib=2048), 16),
+            (a_kind(6, cores=65), 16),
+            (a_kind(6, cores=2, requires=("npu",)), 16),
+            (a_kind(6, memory_mib=1024), 1),
+        ],
+        ids=["template", "memory", "cores", "on one the one and on one the other", "possible"],
+    )
+    def test_what_no_node_could_run_does_not_make_others_narrow(self, waits: ActionClass, cores: int) -> None:
+        queued = [an_action(number, cls=waits, submitted=NOW + 1) for number in range(100, 1100)]
+        pools = [a_pool(1, cpu_milli=64_000, memory_mib=1024), self.closed, self.other]
+        plan = planned(SPAR, queued=[an_action(1, cls=self.wide, submitted=0.0), *queued], pools=pools)
+        assert plan.grants[0].amounts["cpu_milli"] == 1000 * cores
+
+    def test_what_lives_on_a_closed_node_counts_there(self) -> None:
+        """No node takes anything like it that is new."""
+        kind = replace(self.wide, requires=frozenset({"template:x"}))
+        queued = [
+            an_action(number, cls=kind, submitted=NOW, environment=Environment(id=numbered(2000 + number), node=2))
+            for number in range(100, 1100)
+        ]
+        plan = planned(SPAR, queued=queued, pools=[a_pool(1, cpu_milli=64_000), self.closed])
+        assert {grant.amounts["cpu_milli"] for grant in plan.grants} == {1000}
+
+
 def test_nodes_that_take_nothing_do_not_make_others_look_empty() -> None:
     demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", tuple(range(1000, 9000, 1000)), Amdahl(0.9)))
     cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
