@@ -138,6 +138,19 @@ class TestRule:
         elastic_one = an_action(2, cls=elastic(1, most=4), submitted=NOW)
         assert explained([wide, elastic_one], pool).rule is Rule.WAITS_BEHIND_OVERDUE
 
+    def test_what_is_over_before_the_one_for_whom_it_is_kept_could_start_does_not_wait_for_it(self) -> None:
+        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.lead_limit_s - 1)
+        others = Running(
+            fence=Fence(numbered(50), 1), cls=fixed(3), node=1, amounts={"cpu_milli": 1000}, granted=NOW - 1, task=1,
+            started=NOW - 1, since=NOW - 1,
+        )  # fmt: skip
+        pool = a_pool(cpu_milli=2000, free={"cpu_milli": 1000})
+        rules = [
+            explained([wide, of_task(1, 2)], pool, running=[others], curves=learnt(c1=seconds, c3=600.0)).rule
+            for seconds in (1.0, 600.0)
+        ]
+        assert rules == [Rule.STARTS_NEXT_ROUND, Rule.WAITS_BEHIND_OVERDUE]
+
     def test_what_others_get_in_the_same_round_is_not_free_for_it(self) -> None:
         queued = [of_task(1, 1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)]
         assert explained(queued, a_pool(cpu_milli=2000)).rule is Rule.WAITS_IN_ORDER

@@ -307,3 +307,41 @@ def test_a_large_action_starts_though_small_ones_never_cease() -> None:
         runs |= {each: running(each, kind, granted=now) for each in numbers(plan)}
         number += 4
     raise AssertionError("it never started")
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    queued=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(0, 16), st.booleans(), st.booleans(), st.integers(0, 3)), max_size=20
+    ),
+    runs=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.integers(1, 2), st.booleans()), max_size=8),
+    resizing=st.booleans(),
+)
+def test_whatever_is_lent_no_node_gives_more_than_it_has(
+    queued: list[tuple[int, int, bool, bool, int]], runs: list[tuple[int, int, int, bool]], resizing: bool
+) -> None:
+    waiting = [
+        an_action(
+            number,
+            cls=an_elastic_kind(number, most=8) if kind == 3 else a_kind(number, cores=cores, memory_mib=memory_mib),
+            submitted=LONG_AGO if is_overdue else NOW,
+            environment=Environment(id=numbered(5000 + number), node=None) if makes_home else None,
+        )
+        for number, (cores, memory_mib, is_overdue, makes_home, kind) in enumerate(queued, 1)
+    ]
+    held = [
+        running(100 + number, a_kind(100 + number, cores=cores, memory_mib=memory_mib), node=node)._replace(
+            at_home=home
+        )
+        for number, (cores, memory_mib, node, home) in enumerate(runs)
+    ]
+    by_node = {node: [each for each in held if each.node == node] for node in (1, 2)}
+    pools = [replace(a_node(32, *there, memory_mib=64), node=node, environments=1) for node, there in by_node.items()]
+    durations = Known({key: 0.5 * (key % 7) + (50.0 if key >= 100 else 0.0) for key in range(1, 120)})
+    left = {pool.node: dict(pool.free) for pool in pools}
+    plan = planned(Spar(resizing=resizing), waiting, held, *pools, durations=durations)
+    for grant in plan.grants:
+        for name, amount in grant.amounts.items():
+            left[grant.node][name] -= amount
+    assert min(min(each.values()) for each in left.values()) >= 0
+    assert len({grant.fence for grant in plan.grants}) == len(plan.grants)
