@@ -23,6 +23,7 @@ from arl_core.model import (
     action_part,
     environment_part,
 )
+from arl_core.places import Looks
 from arl_core.priced_groups import GroupConstants, priced_groups
 from arl_core.quotas import Room
 from arl_core.reservations import Reservations
@@ -108,6 +109,8 @@ class _Round:
         self._loads = Loads(snapshot)
         self._reservations = Reservations(snapshot, self._free, self._loads)
         self._gangs_left = GANGS
+        self._looks = Looks()
+        """For places of gangs."""
         self._widening = Widening(
             snapshot,
             self._free,
@@ -147,7 +150,7 @@ class _Round:
 
     def _start_gang(self, action: Waiting, walk: FairWalk, grants: list[Grant]) -> None:
         """All of it at its smallest; where not all fit, nobody starts, and each has his claims by himself."""
-        started = take_together(self._free, action)
+        started = take_together(self._free, action, looks=self._looks)
         if started is None:
             self._keep_free_for_gang(action)
             walk.leave_bucket()
@@ -164,9 +167,10 @@ class _Round:
         if not (is_overdue or self._resizing) or self._gangs_left == 0:
             return
         self._gangs_left -= 1
-        could_shrink = self._resizing and bool(together_if(self._free, action, self._widening.could_have))
+        could_have, looks = self._widening.could_have, self._looks
+        could_shrink = self._resizing and bool(together_if(self._free, action, could_have, looks=looks))
         if is_overdue:
-            members = together_if(self._free, action, self._had_if_runs_ended)
+            members = together_if(self._free, action, self._had_if_runs_ended, looks=looks)
         else:
             members = members_of(action) if could_shrink else []
         for member in members:

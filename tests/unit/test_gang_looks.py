@@ -8,6 +8,7 @@ from arl_core.model import ActionClass, Demand, Gang, Shape, Waiting
 from arl_core.places import LOOKS, OF_A_ROUND, Demanded, Looks, placed
 from arl_core.plan import FirstComeFirstServed, Policy
 from arl_core.reference import Reference
+from arl_core.spar import Spar
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NODES, MEMBERS, GANGS = 8, 12, 60
@@ -48,7 +49,11 @@ def looks_of(policy: Policy, gangs: int) -> int:
     return Counted.looks
 
 
-@pytest.mark.parametrize("policy", [FirstComeFirstServed(), Reference()], ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize(
+    "policy",
+    [FirstComeFirstServed(), Reference(), Spar(), Spar(resizing=True)],
+    ids=lambda policy: type(policy).__name__,
+)
 def test_many_gangs_without_places_cost_a_round_little_more_than_a_few(policy: Policy) -> None:
     assert looks_of(policy, GANGS) - looks_of(policy, GANGS // 2) < OF_A_ROUND
 
