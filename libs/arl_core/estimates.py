@@ -82,10 +82,6 @@ class Estimates:
         """How many are known."""
         return len(self._classes)
 
-    def knows(self, cls: ActionClass) -> bool:
-        """Whether any action of this very class was seen to end."""
-        return cls.key in self._classes
-
     def runs(self, cls: ActionClass) -> int:
         """Of this very class, that are remembered."""
         known = self._classes.get(cls.key)

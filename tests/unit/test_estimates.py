@@ -132,7 +132,7 @@ class TestUnknown:
         estimates = Estimates()
         assert estimates.seconds(a_class(), 1000) == PRIOR_S
         assert estimates.seconds(a_class(Amdahl(1.0)), 4000) == PRIOR_S / 4
-        assert not estimates.knows(a_class())
+        assert estimates.runs(a_class()) == 0
 
     def test_a_new_class_is_as_others_of_its_kind_and_form(self) -> None:
         known, other_kind = a_class(Amdahl(0.9)), a_class(kind="score", key=3)
@@ -202,8 +202,8 @@ class TestKeeping:
     def test_what_is_read_is_older_than_what_was_seen_since(self) -> None:
         estimates = after(a_class(key=-1), [(1000, 5.0, 0.0)])
         estimates.restore({key: [[1000, 1_000_000, 0, 1]] for key in range(CLASSES)})
-        assert estimates.knows(a_class(key=-1))
-        assert not estimates.knows(a_class(key=0))
+        assert estimates.runs(a_class(key=-1)) > 0
+        assert estimates.runs(a_class(key=0)) == 0
         assert estimates.classes == CLASSES
 
     def test_the_class_seen_longest_ago_goes_first(self) -> None:
@@ -211,4 +211,4 @@ class TestKeeping:
         for key in range(CLASSES):
             estimates.observe(a_class(key=key), amount=1000, run_s=1.0)
         assert estimates.classes == CLASSES
-        assert not estimates.knows(a_class(key=-1))
+        assert estimates.runs(a_class(key=-1)) == 0
