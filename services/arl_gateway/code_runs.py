@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from arl_core.states import Outcome
@@ -19,6 +20,8 @@ from arl_wire.errors import GatewayTimeout, TooManyRequests, Unavailable
 
 __all__ = ["CodeRun", "CodeRuns", "Ran"]
 
+MAX_WAITING = 20_000
+MAX_WAITING_BYTES = 1 << 30
 GRACE_S = 30.0
 """So long what was answered 504 waits to be taken up. verl comes back after one or two seconds."""
 
@@ -27,9 +30,11 @@ GRACE_S = 30.0
 class CodeRun:
     """`key` is equal for equal bodies. What is compiled runs in the same kept environment, ended afterwards."""
 
-    key: bytes
-    compile: SubmitAction | None
     run: SubmitAction
+    compile: SubmitAction | None = None
+    key: bytes = b""
+    size: int = 0
+    """Bytes of the body, which is kept until it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,11 @@ class CodeRuns:
         """Those that were answered 504, by project and key."""
         self.waiting = 0
         """Calls that have no answer yet."""
+        self._held_bytes = 0
 
     async def run(self, wanted: CodeRun, caller: Caller, trace: Trace, *, within_s: float) -> Ran:
         """Raises `GatewayTimeout` after `within_s`, and what admission refuses with but for its having no room."""
-        going = self._taken_up(wanted, caller) or self._begun(self._go(wanted, caller, trace))
+        going = self._taken_up(wanted, caller) or self._begun(wanted, self._go(wanted, caller, trace))
         self.waiting += 1
         try:
             async with asyncio.timeout(within_s):
@@ -71,10 +77,19 @@ class CodeRuns:
             task.cancel()
         await self._held.drain()
 
-    def _begun(self, doing: Coroutine[Any, Any, Ran]) -> "asyncio.Task[Ran]":
+    def _begun(self, wanted: CodeRun, doing: Coroutine[Any, Any, Ran]) -> "asyncio.Task[Ran]":
+        if self.waiting >= MAX_WAITING or self._held_bytes + wanted.size > MAX_WAITING_BYTES:
+            doing.close()
+            raise GatewayTimeout("too many programs are held here already; send the same again")
+        self._held_bytes += wanted.size
         task = self._held.in_background(doing)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
+        task.add_done_callback(partial(self._ended, wanted.size))
         return task
+
+    def _ended(self, size: int, done: "asyncio.Task[Ran]") -> None:
+        self._held_bytes -= size
+        if not done.cancelled():
+            done.exception()  # nobody may wait for it any more
 
     def _taken_up(self, wanted: CodeRun, caller: Caller) -> "asyncio.Task[Ran] | None":
         left = self._left.get((caller.project_id, wanted.key))

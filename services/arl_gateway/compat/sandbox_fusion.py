@@ -6,6 +6,7 @@ just before the client gives up; the program goes on, and the next try takes it 
 """
 
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -99,7 +100,11 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
     """
     asked = said_by(request, _AskedOf)
     within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
-    wanted = _wanted(body, asked, key=await _key(request), deadline_s=TRIES * (within_s + TRIES))
+    wanted = replace(
+        _wanted(body, asked, deadline_s=TRIES * (within_s + TRIES)),
+        key=await _key(request),
+        size=len(await request.body()),
+    )
     runs: CodeRuns = request.app.state.code_runs
     ran = await unless_gone(request, runs.run(wanted, caller, trace_of(request), within_s=within_s))
     last = ran.run or ran.compile
@@ -114,7 +119,7 @@ async def _key(request: Request) -> bytes:
     return sha256(f"{request.url.path}?{request.url.query} {named}\n".encode() + await request.body()).digest()
 
 
-def _wanted(body: RunCodeRequest, asked: _AskedOf, *, key: bytes, deadline_s: float) -> CodeRun:
+def _wanted(body: RunCodeRequest, asked: _AskedOf, *, deadline_s: float) -> CodeRun:
     language = LANGUAGES.get(body.language)
     if language is None:
         message = f"`{body.language[:64]}` is not run here; there is {', '.join(LANGUAGES)}"
@@ -130,16 +135,14 @@ def _wanted(body: RunCodeRequest, asked: _AskedOf, *, key: bytes, deadline_s: fl
     run |= {"stdin": body.stdin or "", "fetch": body.fetch_files}
     if not language.compile:
         environment = {"template": asked.template}
-        return CodeRun(
-            key=key, compile=None, run=_action({**run, "trajectory": asked.trajectory, "environment": environment})
-        )
+        return CodeRun(run=_action({**run, "trajectory": asked.trajectory, "environment": environment}))
     of = {
         "trajectory": f"{(asked.trajectory or asked.task)[:MAX_PREFIX]}/{uuid4().hex}",
         "environment": {"scope": "trajectory", "template": asked.template, "idle_ttl_s": IDLE_S},
     }
     compile_it = {**common, **of, "argv": language.compile, "files": run.pop("files")}
     compile_it |= {"timeout_s": body.compile_timeout, "idempotent": True}
-    return CodeRun(key=key, compile=_action(compile_it), run=_action({**run, **of}))
+    return CodeRun(compile=_action(compile_it), run=_action({**run, **of}))
 
 
 def _program(body: RunCodeRequest, language: Language) -> dict[str, Any]:
