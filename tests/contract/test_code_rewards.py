@@ -15,6 +15,7 @@ from support.system import API_KEY, running_system
 PACKAGES = ("verl==0.9.1", "sandbox-fusion==0.3.7")
 NEEDED = ("requests", "tenacity")
 CLIENT = Path(__file__).parent / "clients" / "code_rewards.py"
+TOOL = Path(__file__).parent / "clients" / "verl_tool.py"
 
 pytestmark = pytest.mark.slow
 
@@ -47,3 +48,22 @@ async def test_the_code_of_verl_and_of_sandbox_fusion_gets_its_results(databases
         "function": [1.0, ["success", "success"]],
         "sdk": ["Success", "said\n"],
     }
+
+
+async def test_a_tool_of_verl_keeps_the_rollout_s_environment_between_its_calls(
+    databases: Databases, packages: Path
+) -> None:
+    owner_url = await databases.clone()
+    async with running_system(owner_url, driver="namespaces") as system:
+        command = (sys.executable, TOOL, packages, system.url, API_KEY)
+        ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
+    await databases.drop(owner_url)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    said: dict[str, Any] = json.loads(ran.stdout)
+    assert said["kept"] == ["/a\nmade\n7\n", 0.0, "ok"]
+    assert said["apart"] == ["", 0.0, "ok"]
+    assert said["code"] == ["made\n\n", 0.0, "ok"]
+    assert said["failed"] == ["\n[exit code 3]", 0.0, "user_error"]
+    assert said["odd"][2] == "user_error"
+    assert [text for text, _, _ in said["together"]] == [f"{at}\n" for at in range(8)]
+    assert said["named"] == "shell"

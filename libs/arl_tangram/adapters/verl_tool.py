@@ -1,0 +1,93 @@
+"""verl: a tool whose calls run in the rollout's own environment.
+
+    actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml
+
+    tools:
+      - class_name: arl_tangram.adapters.verl_tool.TangramTool
+        config: {type: native, task: swe, template: repo, cpu: 1, memory_mib: 2048, timeout_s: 120}
+
+verl makes and releases a tool around every single call (`verl/experimental/agent_loop/tool_agent_loop.py`), so nothing
+is made or released then: the environment is the rollout's, by `agent_data.request_id`, from its first call until nobody
+has used it for `idle_ttl_s`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl.tools.base_tool import BaseTool  # type: ignore[import-not-found]
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse  # type: ignore[import-not-found]
+
+from arl_core.states import Outcome
+from arl_tangram.adapters.samples import readable
+from arl_tangram.client import AsyncTangram
+from arl_wire.actions import Action
+from arl_wire.errors import ValidationFailed
+
+__all__ = ["TangramTool"]
+
+SHELL = {
+    "type": "function",
+    "function": {
+        "name": "shell",
+        "description": "Run a command in a bash that stays open: its directory, variables and files are kept.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "What to run"}},
+            "required": ["command"],
+        },
+    },
+}
+"""What the model is told where the configuration says nothing."""
+OF_CLIENT = ("url", "api_key")
+OURS = (Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.DEADLINE_IN_QUEUE)
+
+
+class TangramTool(BaseTool):  # type: ignore[misc]
+    """Runs `command` in a shell that stays open, or `code` as a Python program of its own.
+
+    `config`: options of `Tangram.run` (`task`, `template`, `cpu`, `memory_mib`, `timeout_s`, `idle_ttl_s`, …), `url` and
+    `api_key`. What comes back is what was written, and why it ended otherwise than well; the metrics have the
+    `outcome`, by which a rollout that met our trouble can be left out, and the seconds it waited and ran.
+    """
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema)
+        given = {name: value for name, value in config.items() if name != "type"}
+        self._client = AsyncTangram(*(given.pop(name, None) for name in OF_CLIENT))
+        self._options: dict[str, Any] = {"task": "verl", "idle_ttl_s": 900, **given}
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return OpenAIFunctionToolSchema.model_validate(SHELL)
+
+    async def execute(
+        self, instance_id: str, parameters: Mapping[str, Any], agent_data: Any = None, **_more: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """The tool's text, no reward, and metrics. Trouble of ours is a text, too: verl shows it to the model."""
+        rollout = str(getattr(agent_data, "request_id", None) or instance_id)
+        try:
+            action = await self._client.run(trajectory=rollout, **_program(parameters), **self._options)
+        except ValidationFailed as error:
+            return ToolResponse(text=f"This can't be run: {error.detail}"), 0.0, {"outcome": Outcome.USER_ERROR.value}
+        metrics = {"outcome": str(action.outcome), "queue_s": action.times.queue_s, "run_s": action.times.run_s}
+        return ToolResponse(text=_text(action)), 0.0, metrics
+
+
+def _program(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    if (code := parameters.get("code")) is not None:
+        return {"source": readable(str(code))}
+    return {"session": "main", "command": readable(str(parameters.get("command", "")))}
+
+
+def _text(action: Action) -> str:
+    result = action.result
+    written = result.stdout.text + result.stderr.text if result is not None else ""
+    if action.outcome is Outcome.OK:
+        return written
+    if action.outcome in OURS:
+        return f"{written}\n[the tool failed, and not the command: {action.message or action.reason or action.outcome}]"
+    ends = {
+        Outcome.USER_TIMEOUT: "[it took too long and was ended]",
+        Outcome.LIMIT_EXCEEDED: f"[it was ended: more than its limit of {action.reason}]",
+    }
+    code = result.exit_code if result is not None else None
+    return f"{written}\n{ends.get(Outcome(str(action.outcome)), f'[exit code {code}]')}"
