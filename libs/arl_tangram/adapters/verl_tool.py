@@ -45,7 +45,7 @@ OURS = (Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.DEADLINE_IN_QUEUE)
 class TangramTool(BaseTool):  # type: ignore[misc]
     """Runs `command` in a shell that stays open, or `code` as a Python program of its own.
 
-    `config`: options of `Tangram.run` (`task`, `template`, `cpu`, `memory_mib`, `timeout_s`, `idle_ttl_s`, …), `url` and
+    `config`: options of `Tangram.run` (`task`, `template`, `cpu`, `memory_mib`, `timeout_s`, `idle_ttl_s`), `url` and
     `api_key`. What comes back is what was written, and why it ended otherwise than well; the metrics have the
     `outcome`, by which a rollout that met our trouble can be left out, and the seconds it waited and ran.
     """
