@@ -67,6 +67,7 @@ def grants_for(database: str, role: Role) -> list[str]:
         f"revoke all on all tables in schema public from {name}",
         f"grant usage on schema public to {name}",
         f"grant select on all tables in schema public to {name}",
+        f"revoke all on installation from {name}",
         *(f"grant {what} to {name}" for what in GRANTS[role]),
         f"grant usage on all sequences in schema public to {name}",
         f"grant execute on function ensure_partitions(date, int) to {name}",

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from arl_core.states import Role
 from arl_store.guards import edge_trigger, grants_for, role_name
+from arl_store.installation import claim
 from arl_store.tx import engine_for
 
 __all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]
@@ -49,11 +50,12 @@ INSERT_KEY = text("""
 """)
 
 
-async def upgrade(owner_url: str, passwords: Mapping[str, str]) -> None:
+async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bool = False) -> None:
     """Idempotent, and safe when several start at once: one transaction under a lock, all of it or nothing.
 
     `passwords` maps each service's name to the password of its role. Without the right to create
-    roles all services use the owner, and the trigger checks edges but not writers.
+    roles all services use the owner, and the trigger checks edges but not writers. A database whose
+    roles have other passwords belongs to another installation, and is left alone unless it is to be taken over.
     """
     engine = engine_for(owner_url)
     try:
@@ -62,7 +64,7 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str]) -> None:
                 async with engine.begin() as connection:
                     await connection.execute(LOCK)
                     await connection.execute(LOCK_LIMIT)
-                    await _upgrade_locked(connection, passwords)
+                    await _upgrade_locked(connection, passwords, take_over=take_over)
                 return
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
@@ -99,13 +101,14 @@ async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
         await engine.dispose()
 
 
-async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, str]) -> None:
+async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
     server = (await connection.execute(SERVER)).one()
     if server.version < MINIMUM_SERVER:
         raise RuntimeError(f"PostgreSQL 15 or newer is needed; this server is {server.version // 10000}")
     if server.encoding != "UTF8":
         raise RuntimeError(f"the database {server.database} has the encoding {server.encoding}; it has to be UTF8")
     await connection.run_sync(_run_alembic)
+    await claim(connection, passwords, take_over=take_over)
     if server.may_create_roles:
         await _ensure_roles(connection, server.database, passwords)
     else:

@@ -183,7 +183,7 @@ def started(containers: Containers, name: str) -> Iterator[subprocess.Popen[byte
 
 @pytest.mark.slow
 async def test_its_commands_bring_up_two_nodes_that_run_actions(databases: Databases) -> None:
-    owner_url = await databases.clone()
+    owner_url = await databases.empty("test_docker")
     directory = Path(tempfile.mkdtemp(prefix="docker-"))
     serving = [name for name, service in OURS.items() if "TANGRAM_PORT" in service.get("environment", {})]
     containers = Containers(directory, owner_url, dict(zip(serving, free_ports(len(serving)), strict=True)))

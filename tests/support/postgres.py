@@ -48,6 +48,11 @@ class Databases:
         await upgrade(clone_url, PASSWORDS)  # roles belong to the server, so each database has its own
         return clone_url
 
+    async def empty(self, name: str) -> str:
+        """The owner's URL of a new database in which nothing is yet; `drop` removes it, too."""
+        await create_database(self.server.owner_url("postgres"), name)
+        return self.server.owner_url(name)
+
     async def drop(self, owner_url: str) -> None:
         """Drop a clone, whoever is still connected to it, and its roles."""
         name = urlsplit(owner_url).path.removeprefix("/")

@@ -65,6 +65,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--driver", choices=drivers, default=os.environ.get("TANGRAM_DRIVER", "auto"))
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
     parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends, too")
+    parser.add_argument("--take-over", action="store_true", help="the database may be another state directory's")
     parser.add_argument("--purge", action="store_true", help="remove the state instead; nothing may run")
     chosen = parser.parse_args(arguments)
     if chosen.nodes < 1 or (chosen.nodes > 1 and chosen.driver != "simulated"):
@@ -81,6 +82,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         nodes=chosen.nodes,
         driver=chosen.driver,
         database_url=os.environ.get("TANGRAM_DATABASE_URL"),
+        take_over=chosen.take_over,
     )
 
 

@@ -32,10 +32,13 @@ def postgres_spec(server: EmbeddedPostgres) -> ProcessSpec:
     )
 
 
-async def provision(owner_url: str, state: StateDir) -> dict[str, str]:
-    """Make the database ready for this version; returns the URL that each service connects with."""
+async def provision(owner_url: str, state: StateDir, *, take_over: bool = False) -> dict[str, str]:
+    """Make the database ready for this version; returns the URL that each service connects with.
+
+    Raises where it belongs to another state directory, unless it is to be taken over.
+    """
     passwords = {service: state.secret("passwords", service) for service in SERVICES}
-    await upgrade(owner_url, passwords)
+    await upgrade(owner_url, passwords, take_over=take_over)
     await ensure_api_key(owner_url, _PROJECT, state.api_key())
     if not await _may_create_roles(owner_url):
         return dict.fromkeys(SERVICES, owner_url)

@@ -19,6 +19,7 @@ from arl_kit.local.plan import CALLERS, SERVICES
 from arl_kit.local.state_dir import StateDir
 from arl_kit.settings import load
 from arl_store.files import replace_file
+from arl_store.installation import BelongsToAnother
 
 __all__ = ["HandoutSettings", "hand_out"]
 
@@ -42,10 +43,10 @@ class HandoutSettings(BaseSettings):
         return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:{password}@{place}"))
 
 
-async def hand_out(owner_url: str, state: StateDir, to: Path) -> None:
+async def hand_out(owner_url: str, state: StateDir, to: Path, *, take_over: bool = False) -> None:
     """A directory for each service below `to`, readable by its owner only; the first API key is in the state."""
     state.make()
-    urls = await provision(owner_url, state)
+    urls = await provision(owner_url, state, take_over=take_over)
     for service in SERVICES:
         accept = {who: sha256(state.secret("tokens", who).encode()).hexdigest() for who in CALLERS[service]}
         own = to / service
@@ -59,9 +60,13 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description="Migrate the database and write each service's secrets.")
     parser.add_argument("--state", type=Path, required=True, help="where secrets are kept")
     parser.add_argument("--to", type=Path, required=True, help="a directory for each service is written there")
+    parser.add_argument("--take-over", action="store_true", help="the database may be another state's")
     chosen = parser.parse_args()
     settings = load(HandoutSettings)
-    asyncio.run(hand_out(settings.owner_url, StateDir(chosen.state), chosen.to))
+    try:
+        asyncio.run(hand_out(settings.owner_url, StateDir(chosen.state), chosen.to, take_over=chosen.take_over))
+    except BelongsToAnother as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

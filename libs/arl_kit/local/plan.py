@@ -56,6 +56,8 @@ class Options:
     driver: str = "auto"
     database_url: str | None = None
     """Owner's URL of a Postgres that is already there; None: the embedded one."""
+    take_over: bool = False
+    """Whether the database may have belonged to another state directory, whose services are locked out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ async def _bring_up(
         options=options,
         state=state,
         ports=ports,
-        database_urls=await provision(owner_url, state),
+        database_urls=await provision(owner_url, state, take_over=options.take_over),
         environment=environment,
         commands=commands,
     )

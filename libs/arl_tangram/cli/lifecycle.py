@@ -60,6 +60,9 @@ def up(
     driver: Annotated[
         Driver | None, typer.Option(help="What confines actions; by default the best that works here.")
     ] = None,
+    take_over: Annotated[
+        bool, typer.Option(help="Use the database even if it is another state directory's, whose services lose it.")
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Bring the system up: Postgres, services and the sandbox launcher. In a directory where it is up, attach to it."""
@@ -67,6 +70,7 @@ def up(
     state = LocalState(directory)
     if state.supervisor() is None:
         arguments = _arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
+        arguments += ["--take-over"] if take_over else []
         supervisor = _spawn(state, arguments, detach=detach)
         if _wait_until_up(state, supervisor):
             if warned := _last_words(state).read_text(errors="replace").strip():

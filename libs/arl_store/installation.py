@@ -1,0 +1,41 @@
+"""Which installation a database belongs to: the one whose passwords its services' roles have."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+__all__ = ["BelongsToAnother", "claim"]
+
+ITS_PASSWORDS = text("select passwords::text from installation")
+MAKE_OURS = text("""
+    insert into installation (passwords)
+    values (cast(:passwords as jsonb))
+        on conflict (only_row) do update
+       set passwords = excluded.passwords
+""")
+
+
+class BelongsToAnother(RuntimeError):
+    """The roles of the database's services have passwords that another state directory keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database belongs to another installation, which would be locked out of it: bring that one down and"
+            " start from its state directory (--dir, TANGRAM_DIR), choose another database, or, if nobody needs that"
+            " installation any more, take the database over with --take-over"
+        )
+
+
+async def claim(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
+    """Say whose the database is, if nobody has; raises where it is another's and is not to be taken over.
+
+    Services that only one of the two versions has make no difference. Digests suffice, since passwords are random.
+    """
+    ours = {service: sha256(password.encode()).hexdigest() for service, password in passwords.items()}
+    known = json.loads((await connection.execute(ITS_PASSWORDS)).scalar() or "{}")
+    if not take_over and any(known[service] != ours[service] for service in known.keys() & ours.keys()):
+        raise BelongsToAnother
+    await connection.execute(MAKE_OURS, {"passwords": json.dumps({**known, **ours}, sort_keys=True)})
