@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import asyncpg
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
@@ -42,6 +42,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SHOWN = 300
 SLOWEST_BODY = 64 << 10
 """Bytes a second."""
+MOST_WITHIN_S = 300.0
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
 """Of FastAPI's own: spans come from rows when an action settles, and errors may quote what a client sent."""
@@ -53,7 +54,7 @@ _UNREACHABLE = "the database is not reachable"
 log = logging.getLogger(__name__)
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-Ready = Callable[[], Awaitable[str | None]]
+Ready = Callable[[float], Awaitable[str | None]]
 
 
 def create_app(
@@ -67,7 +68,9 @@ def create_app(
     public: bool = False,
     may_scrape: Sequence[Any] = (),
 ) -> FastAPI:
-    """`ready` answers None, or what is missing. Only a public app publishes its OpenAPI document.
+    """`ready` answers None, or what is missing; it is told how old its knowledge of the database may be.
+
+    Only a public app publishes its OpenAPI document.
 
     The length of bodies is bounded for all paths, or by regular expressions of paths, of which the first that fits
     counts. A body may take `body_timeout_s` and a second for each 64 KiB of it. `may_scrape` are dependencies that
@@ -313,8 +316,9 @@ def _add_probes(app: FastAPI, ready: Ready) -> None:
         return {"status": "ok"}
 
     @app.get("/readyz", include_in_schema=False)
-    async def readyz() -> dict[str, str]:
-        missing = await ready()
+    async def readyz(within_s: Annotated[float, Query(ge=0, le=MOST_WITHIN_S)] = 0.0) -> dict[str, str]:
+        """Who asks often says `within_s`, and costs the database nothing."""
+        missing = await ready(within_s)
         if missing is not None:
             raise Unavailable(missing, retry_after_s=1)
         return {"status": "ok"}

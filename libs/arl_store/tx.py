@@ -5,6 +5,7 @@ takes a third of the CPU time (README, «Decisions»).
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = ["PoolBusy", "ReadTx", "Row", "Store", "WriteTx", "engine_for", "is_te
 
 Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0
+NEVER = float("-inf")
 TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001", "55P03", "25006", "28P01"})
 """SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization; a lock that others have, as a
 backup's; a server that only reads, after a failover or with a full disk; a password that was changed a moment ago."""
@@ -78,6 +80,8 @@ class Store:
         self._places = asyncio.Semaphore(pool_size)
         self.acquire_failures = 0
         """How often there was no connection to be had, in all."""
+        self._answered_at = NEVER
+        self._only_reads = False
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
@@ -95,17 +99,27 @@ class Store:
         async with self._place(), self._connection() as connection:
             yield WriteTx(connection)
 
-    async def ping(self) -> None:
-        """Raises what a statement would, also where the server takes none that writes."""
+    async def ping(self, *, within_s: float = 0.0) -> None:
+        """Raises what a statement would, also where the server takes none that writes.
+
+        With an answer of the last `within_s` nothing is asked, if a connection is open and nothing failed since.
+        """
+        if not self._only_reads and self._answered_lately(within_s):
+            return
         async with self.read() as tx:
             row = await tx.first(READ_ONLY)
-        if row is None or row.is_so:
+        self._only_reads = row is None or row.is_so
+        if self._only_reads:
             await self._leave_connections()
             raise asyncpg.ReadOnlySQLTransactionError("the database is read-only")
 
     async def close(self) -> None:
         if self._pool is not None:
             self._pool.terminate()
+
+    def _answered_lately(self, within_s: float) -> bool:
+        is_open = self._pool is not None and self._pool.get_size() > 0
+        return is_open and time.monotonic() - self._answered_at < within_s
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -125,6 +139,7 @@ class Store:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        self._answered_at = NEVER  # until it is over: what fails or hangs is no answer
         try:
             pool = await self._opened()
             connection = await pool.acquire()
@@ -133,10 +148,12 @@ class Store:
             raise
         try:
             yield connection
+            self._answered_at = time.monotonic()
         except asyncpg.DataError as error:
             # What the driver says of a parameter that does not fit holds its value: what clients pass to programs.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
         except asyncpg.ReadOnlySQLTransactionError:
+            self._only_reads = True
             await self._leave_connections()
             raise
         except asyncpg.PostgresError as error:

@@ -121,8 +121,8 @@ def build(settings: GatewaySettings) -> FastAPI:
             await running.stop()
         await store.close()
 
-    async def ready() -> str | None:
-        await store.ping()
+    async def ready(within_s: float) -> str | None:
+        await store.ping(within_s=within_s)
         return None
 
     app = create_app(

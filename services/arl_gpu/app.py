@@ -57,8 +57,8 @@ def build(settings: GpuSettings) -> FastAPI:
         await peers.stop()
         await store.close()
 
-    async def ready() -> str | None:
-        await store.ping()
+    async def ready(within_s: float) -> str | None:
+        await store.ping(within_s=within_s)
         return manager.failed
 
     app = create_app(

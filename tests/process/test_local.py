@@ -180,6 +180,23 @@ class TestDown:
         assert supervisor.wait(30) == 0
 
 
+class TestStatus:
+    async def test_a_process_that_stops_answering_is_not_ready_until_it_answers_again(self, ready: Machine) -> None:
+        def state() -> str:
+            return str(ready.state.processes()["processes"]["gateway"]["state"])
+
+        gateway = ready.pids()["gateway"]
+        os.kill(gateway, signal.SIGSTOP)
+        try:
+            await eventually(lambda: state() == "unready")
+            status = run(*TANGRAM, "status", "--dir", str(ready.directory))
+            assert (status.returncode, status.stdout.partition(" ")[0]) == (1, "unready")
+        finally:
+            os.kill(gateway, signal.SIGCONT)
+        await eventually(lambda: state() == "ready")
+        assert run(*TANGRAM, "status", "--dir", str(ready.directory)).returncode == 0
+
+
 class TestCrash:
     async def test_a_killed_supervisor_leaves_nothing_and_the_next_start_finds_everything(
         self, stopped: Machine

@@ -135,6 +135,37 @@ class TestStop:
             assert os.getsid(pid) == pid
 
 
+class TestReadiness:
+    async def test_a_process_that_is_not_ready_any_more_is_said_to_be_unready_until_it_is_again(
+        self, tmp_path: Path
+    ) -> None:
+        well = [True]
+
+        async def is_well() -> bool:
+            return well[0]
+
+        async with Supervisor(tmp_path) as supervisor:
+            supervisor.start(a_process("exec sleep 60", ready=is_well, look_every_s=0.01))
+            await supervisor.wait_ready("dummy", timeout_s=5)
+            well[0] = False
+            await eventually(lambda: seen(tmp_path)["state"] == "unready")
+            assert (seen(tmp_path)["restarts"], is_running(seen(tmp_path)["pid"])) == (0, True)
+            well[0] = True
+            await eventually(lambda: seen(tmp_path)["state"] == "ready")
+
+    async def test_a_question_that_fails_is_a_no_and_is_asked_again(self, tmp_path: Path) -> None:
+        answers = [True, False]
+
+        async def fails_once() -> bool:
+            if not answers.pop():
+                raise RuntimeError("nobody knows")
+            return True
+
+        async with Supervisor(tmp_path) as supervisor:
+            supervisor.start(a_process("exec sleep 60", ready=fails_once))
+            await supervisor.wait_ready("dummy", timeout_s=5)
+
+
 class TestSurroundings:
     async def test_without_room_for_its_files_it_still_stops_what_it_started(self, tmp_path: Path) -> None:
         directory = tmp_path / "state"

@@ -65,7 +65,7 @@ async def lifespan(app: object) -> AsyncIterator[None]:
     yield
 
 
-async def ready() -> str | None:
+async def ready(within_s: float) -> str | None:
     return None
 
 

@@ -36,7 +36,7 @@ async def _answer(asked: Asked) -> Told | None:
     return Told(twice=2 * asked.number) if asked.number < 10 else None
 
 
-async def _ready() -> str | None:
+async def _ready(within_s: float) -> str | None:
     return None
 
 

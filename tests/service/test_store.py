@@ -1,10 +1,14 @@
 """The bounded pool: who gets no connection learns it soon, and it is counted."""
 
+from urllib.parse import urlsplit
+
 import asyncpg
 import pytest
 from sqlalchemy import text
 
 from arl_store.tx import PoolBusy, open_store
+from support.conditions import eventually
+from support.postgres import Databases
 
 
 async def test_only_connections_that_could_not_be_had_count_as_failures(database: str) -> None:
@@ -21,3 +25,64 @@ async def test_only_connections_that_could_not_be_had_count_as_failures(database
         assert store.acquire_failures == 1
     finally:
         await store.close()
+
+
+class TestPing:
+    async def test_an_answer_of_a_moment_ago_is_not_asked_for_again(self, database: str) -> None:
+        store, admin = open_store(database, name="pinging", pool_size=1), await asyncpg.connect(database)
+        asked = "select query_start from pg_stat_activity where application_name = 'pinging'"
+        try:
+            await store.ping(within_s=60)
+            first = await admin.fetchval(asked)
+            await store.ping(within_s=60)
+            assert await admin.fetchval(asked) == first is not None
+            await store.ping()
+            assert await admin.fetchval(asked) > first
+        finally:
+            await store.close()
+            await admin.close()
+
+    async def test_a_server_that_is_gone_is_noticed_whatever_it_answered_a_moment_ago(
+        self, databases: Databases, database: str
+    ) -> None:
+        store, admin = (
+            open_store(database, name="pinging", pool_size=1),
+            await asyncpg.connect(databases.server.owner_url("postgres")),
+        )
+        name = urlsplit(database).path.removeprefix("/")
+
+        async def is_noticed() -> bool:
+            try:
+                await store.ping(within_s=60)
+            except asyncpg.PostgresError:
+                return True
+            return False
+
+        try:
+            await store.ping(within_s=60)
+            await admin.execute(f"alter database {name} allow_connections false")
+            await admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pinging'"
+            )
+            await eventually(is_noticed)
+            await admin.execute(f"alter database {name} allow_connections true")
+            await store.ping(within_s=60)
+        finally:
+            await store.close()
+            await admin.close()
+
+    async def test_a_server_that_refused_a_write_is_asked_whether_it_only_reads(self, database: str) -> None:
+        store, admin = open_store(database, name="pinging", pool_size=1), await asyncpg.connect(database)
+        name = urlsplit(database).path.removeprefix("/")
+        try:
+            await admin.execute(f"alter database {name} set default_transaction_read_only = on")
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                async with store.write() as tx:
+                    await tx.execute(text("create table written (n int)"))
+            async with store.read() as tx:
+                await tx.first(text("select 1"))
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                await store.ping(within_s=60)
+        finally:
+            await store.close()
+            await admin.close()

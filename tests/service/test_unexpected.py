@@ -30,7 +30,7 @@ def an_app() -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
 
-    async def ready() -> str | None:
+    async def ready(within_s: float) -> str | None:
         return None
 
     app = create_app(title="t", lifespan=lifespan, ready=ready, max_body_bytes=100, metrics=Metrics())

@@ -15,6 +15,8 @@ __all__ = ["embedded_database", "postgres_spec", "provision"]
 _DATABASE = "tangram"
 _PROJECT = "default"
 _SHUTDOWN_S = 60.0
+_LOOK_EVERY_S = 15.0
+"""Each look is a new connection; its end is noticed at once."""
 
 
 def postgres_spec(server: EmbeddedPostgres) -> ProcessSpec:
@@ -25,6 +27,7 @@ def postgres_spec(server: EmbeddedPostgres) -> ProcessSpec:
         env=server.env,
         account=server.account,
         ready=server.is_ready,
+        look_every_s=_LOOK_EVERY_S,
         before_start=server.before_start,
         stop_order=9,
         stop_signal=signal.SIGINT,

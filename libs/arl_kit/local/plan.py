@@ -31,6 +31,9 @@ CALLERS = {
 }
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "cpu-launcher": 4}
 _LOOPBACK = "127.0.0.1"
+_WITHIN_S = 60
+"""How old an answer of the database may be for a service to count as ready; a connection that ends is noticed at once.
+Every look with a statement of its own would be most of what an idle system asks."""
 
 
 def _module(name: str) -> tuple[str, ...]:
@@ -123,7 +126,7 @@ class Plan:
             **forwarded(service, self.environment),
             **self._only_for(name),
         }
-        return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz")
+        return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz?within_s={_WITHIN_S}")
 
     def _only_for(self, name: str) -> dict[str, str]:
         if name == "gateway":

@@ -21,7 +21,9 @@ __all__ = ["SupervisedProcess"]
 
 _UP_LONG_ENOUGH_S = 10.0
 _READY_POLL_S = 0.05
+_UNREADY_POLL_S = 1.0
 _jitter = SystemRandom()
+_State = Literal["starting", "ready", "unready", "restarting", "stopping", "stopped"]
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,9 @@ class SupervisedProcess:
         self.deaths_before_ready = 0
         self.exit_code: int | None = None
         self.ready = asyncio.Event()
+        """Set with its first yes, for good."""
         self._on_change = on_change
-        self._state: Literal["starting", "ready", "restarting", "stopping", "stopped"] = "starting"
+        self._state: _State = "starting"
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
         self._since = datetime.now(UTC)
@@ -103,7 +106,7 @@ class SupervisedProcess:
             return
         log.info("%s started, pid %d", self.spec.name, self._process.pid)
         self._on_change()
-        watching = asyncio.create_task(self._watch_for_readiness())
+        watching = asyncio.create_task(self._watch_readiness())
         try:
             await exited(self._process)
         finally:
@@ -119,18 +122,33 @@ class SupervisedProcess:
         self._last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self.deaths_before_ready += not self.ready.is_set()
 
-    async def _watch_for_readiness(self) -> None:
-        while not await self._is_ready():  # noqa: ASYNC110
-            await asyncio.sleep(_READY_POLL_S)
-        self.ready.set()
-        if not self._stopping.is_set():
-            self._become("ready")
+    async def _watch_readiness(self) -> None:
+        """For as long as it runs: it may be unready for a while, as a service without its database is."""
+        while not self._stopping.is_set():
+            is_ready = await self._is_ready()
+            if self._stopping.is_set():
+                return
+            if is_ready and self._state != "ready":
+                self.ready.set()
+                self._become("ready")
+            elif not is_ready and self._state == "ready":
+                log.warning("%s is not ready any more", self.spec.name)
+                self._become("unready")
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        pauses_s = {"ready": self.spec.look_every_s, "unready": min(self.spec.look_every_s, _UNREADY_POLL_S)}
+        return pauses_s.get(self._state, _READY_POLL_S)
 
     async def _is_ready(self) -> bool:
         ready = self.spec.ready
-        return await answers_ok(ready) if isinstance(ready, str) else await ready()
+        try:
+            return await answers_ok(ready) if isinstance(ready, str) else await ready()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next look must come
+            log.warning("whether %s is ready is not known: %s", self.spec.name, type(error).__name__)
+            return False
 
-    def _become(self, state: Literal["starting", "ready", "restarting", "stopping", "stopped"]) -> None:
+    def _become(self, state: _State) -> None:
         self._state = state
         self._since = datetime.now(UTC)
         self._on_change()

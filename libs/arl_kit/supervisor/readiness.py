@@ -1,7 +1,7 @@
 """Asking a process on this machine whether it is ready."""
 
 import asyncio
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 __all__ = ["answers_ok"]
 
@@ -13,7 +13,8 @@ async def answers_ok(url: str, *, timeout_s: float = 2.0) -> bool:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
             try:
-                writer.write(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+                asked = urlunsplit(("", "", parts.path, parts.query, ""))
+                writer.write(f"GET {asked} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
                 await writer.drain()
                 status_line = await reader.readline()
             finally:

@@ -21,7 +21,9 @@ class ProcessSpec:
     env: Mapping[str, str]
     """The whole environment: nothing is inherited."""
     ready: str | Callable[[], Awaitable[bool]]
-    """An http URL that answers 200, or a question asked until it is answered with yes."""
+    """An http URL that answers 200, or a question; asked often until the first yes, from then on now and then."""
+    look_every_s: float = 5.0
+    """How often it is asked once it was ready: whoever is not any more is unready, and not started again for it."""
     account: Account | None = None
     before_start: Callable[[], Awaitable[None]] | None = None
     """Awaited before every start."""

@@ -129,7 +129,9 @@ def status(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
         if seen.get("phase") == "failed":
             stderr.print(f"the last start failed: {seen['message']}", markup=False)
     else:
-        stdout.print(f"{seen.get('phase', 'starting')} in {state.directory}, supervisor pid {pid}", markup=False)
+        phase = seen.get("phase", "starting")
+        shown = "unready" if phase == "ready" and not ready else phase
+        stdout.print(f"{shown} in {state.directory}, supervisor pid {pid}", markup=False)
         stdout.print(_table(processes, state.endpoints()))
     if pid is None:
         raise typer.Exit(EXIT_NOT_RUNNING)
