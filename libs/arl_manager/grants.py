@@ -19,6 +19,7 @@ from arl_kit.peers import Peers
 from arl_manager import repository
 from arl_manager.heartbeat import Heartbeat
 from arl_manager.metrics import ManagerMetrics
+from arl_manager.names import until_free
 from arl_manager.settings import ManagerSettings
 from arl_store.tx import Row, Store, WriteTx, is_temporary
 from arl_store.wake import Notifier
@@ -143,9 +144,18 @@ class Grants(Generic[AnyReport]):
         self.node_id = 0
         self.epoch = UUID(int=0)
 
+    @property
+    def fenced(self) -> str | None:
+        """Why this node may start nothing for good, if another has its lease."""
+        return self._heartbeat.fenced if self._heartbeat is not None else None
+
+    async def until_name_is_free(self, node: Mapping[str, Any]) -> None:
+        """Return when the node may register; raises NameTaken where another lives under its name."""
+        await until_free(self._store, node, ttl_s=self._settings.node_ttl_s, look_s=self._settings.beat_s / 2)
+
     async def register(self, tx: WriteTx, node: Mapping[str, Any]) -> None:
         """Make the node known; with the commit there are edges to write."""
-        self.node_id = await repository.register(tx, node)
+        self.node_id = await repository.register(tx, node, ttl_s=self._settings.node_ttl_s)
         self.epoch = node["epoch"]
 
     def begin(self, *, name: str) -> None:

@@ -16,6 +16,10 @@ CONNECT_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 BEAT = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
+_FENCED = (
+    "this node's lease belongs to another epoch, of whoever registered under its name since, or it was removed; nothing"
+    " more is started: see that each node has a name of its own (TANGRAM_NODE_NAME), and start this one again"
+)
 
 
 class Heartbeat:
@@ -29,6 +33,8 @@ class Heartbeat:
         self._beat_s = beat_s
         self._ttl_s = ttl_s
         self._accepted_at = time.monotonic()
+        self.fenced: str | None = None
+        """Why nothing more is started here, while the lease is another epoch's."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -66,8 +72,10 @@ class Heartbeat:
                 sent_at = time.monotonic()
                 if await connection.execute(BEAT, self._node_id, self._epoch) == "UPDATE 1":
                     self._accepted_at = sent_at
-                else:
-                    log.error("this node's lease belongs to another epoch; nothing more is started")
+                    self.fenced = None
+                elif self.fenced is None:
+                    self.fenced = _FENCED
+                    log.error("%s", _FENCED)
                 self._stopping.wait(self._beat_s)
         finally:
             connection.terminate()

@@ -7,9 +7,31 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.fence import Fence
-from arl_store.tx import WriteTx
+from arl_store.tx import ReadTx, Row, WriteTx
 
-__all__ = ["GRANTED_TO_US", "HELD_HERE", "columns", "refuse", "register", "reported_edge"]
+__all__ = [
+    "GRANTED_TO_US",
+    "HELD_HERE",
+    "NameTaken",
+    "columns",
+    "other_holder",
+    "refuse",
+    "register",
+    "reported_edge",
+]
+
+BE_ALONE_WITH_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
+
+OTHER_HOLDER = text("""
+    select n.url, b.last_beat
+      from nodes as n
+      join node_beats as b on b.node_id = n.id
+     where n.name = :name
+       and n.url <> :url
+       and b.epoch <> :epoch
+       and greatest(b.last_beat, pg_postmaster_start_time()) > now() - make_interval(secs => :ttl_s)
+""")
+"""Another node whose lease counts under a name; a lease counts only time in which a beat was possible."""
 
 REGISTER = text("""
     insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
@@ -90,8 +112,27 @@ def reported_edge(may_run_again: str = "true") -> str:
     return _REPORTED_EDGE.format(may_run_again=may_run_again)
 
 
-async def register(tx: WriteTx, node: Mapping[str, Any]) -> int:
-    """Make a node known under its epoch, with a first beat; its id."""
+class NameTaken(RuntimeError):
+    """Another node, at another address, lives under the name; two of one name would take each other's lease."""
+
+    def __init__(self, name: str, url: str) -> None:
+        super().__init__(
+            f"the node at {url} lives under the name {name}; give this one a name of its own (TANGRAM_NODE_NAME),"
+            " or stop that one first"
+        )
+
+
+async def other_holder(tx: ReadTx, node: Mapping[str, Any], *, ttl_s: float) -> Row | None:
+    """`url` and `last_beat` of another node that has the name by its lease."""
+    return await tx.first(OTHER_HOLDER, {key: node[key] for key in ("name", "url", "epoch")} | {"ttl_s": ttl_s})
+
+
+async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int:
+    """Make a node known under its epoch, with a first beat; its id. Raises NameTaken for the name of another."""
+    await tx.first(BE_ALONE_WITH_NAME, {"name": node["name"]})
+    holder = await other_holder(tx, node, ttl_s=ttl_s)
+    if holder is not None:
+        raise NameTaken(node["name"], holder.url)
     row = await tx.first(REGISTER, dict(node))
     if row is None:
         raise RuntimeError("a node's upsert returned no row")

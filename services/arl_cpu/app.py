@@ -49,7 +49,7 @@ def build(settings: CpuSettings) -> FastAPI:
 
     async def ready(within_s: float) -> str | None:
         await store.ping(within_s=within_s)
-        return manager.failed
+        return manager.failed or manager.fenced
 
     bodies = {WORK: MAX_ARCHIVE, "": MAX_BODY}
     app = create_app(

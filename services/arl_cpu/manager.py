@@ -78,6 +78,10 @@ class Manager:
     def epoch(self) -> UUID:
         return self._grants.epoch
 
+    @property
+    def fenced(self) -> str | None:
+        return self._grants.fenced
+
     async def start(self) -> None:
         """Connect to the executor, register, adopt what an earlier life left, then beat."""
         state = await self._executor.connect()
@@ -87,6 +91,7 @@ class Manager:
         self._templates.said = self._templates.look()
         topology = {"cores": list(self._cores), "numa_nodes": self._nodes}
         node = description(self._settings, state, self._holdings.capacity, topology, self._templates.said)
+        await self._grants.until_name_is_free(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
             await repository.lose_other_epochs(tx, node_id=self.node_id, epoch=self.epoch)

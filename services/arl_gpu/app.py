@@ -59,7 +59,7 @@ def build(settings: GpuSettings) -> FastAPI:
 
     async def ready(within_s: float) -> str | None:
         await store.ping(within_s=within_s)
-        return manager.failed
+        return manager.failed or manager.fenced
 
     app = create_app(
         title="tangram gpu manager", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY}, metrics=metrics

@@ -116,12 +116,17 @@ class Manager:
     def epoch(self) -> UUID:
         return self._grants.epoch
 
+    @property
+    def fenced(self) -> str | None:
+        return self._grants.fenced
+
     async def _show(self) -> None:
         self._metrics.show_residency(self.scoring.states, used_bytes=self.scoring.used_bytes)
 
     async def start(self) -> None:
         """Register with the services that there are, then beat."""
         node = _description(self._settings, self._ledger.capacity(_NODE))
+        await self._grants.until_name_is_free(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
             await self._say(tx)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -9,7 +10,9 @@ import pytest
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
+from support.conditions import eventually
 from support.postgres import Databases
+from support.rows import rows_in
 from support.system import System, running_system
 
 TASK = "drained"
@@ -130,6 +133,29 @@ class TestWhoMay:
     )
     async def test_what_makes_no_sense_is_refused(self, api: httpx.AsyncClient, body: dict[str, Any]) -> None:
         assert (await api.patch("/v1/admin/nodes/first", json=body)).status_code == 422
+
+
+class TestNames:
+    async def test_a_second_node_of_a_name_does_not_come_up_and_says_why(self, system: System) -> None:
+        system.overrides["cpu-3"] = {"TANGRAM_NODE_NAME": "second"}
+        with pytest.raises(RuntimeError, match=f"the node at {system.url_of('cpu-2')} lives under the name second"):
+            await system.start("cpu-3")
+        async with httpx.AsyncClient() as prober:
+            assert (await prober.get(f"{system.url_of('cpu-2')}/readyz")).status_code == 200
+
+    async def test_a_node_whose_lease_is_anothers_is_not_ready(self, system: System) -> None:
+        async with rows_in(system.owner_url) as rows, httpx.AsyncClient() as prober:
+
+            async def answers(status: int, text: str) -> bool:
+                answer = await prober.get(f"{system.url_of('cpu-2')}/readyz")
+                return answer.status_code == status and text in answer.text
+
+            of_second = "where node_id = (select id from nodes where name = 'second')"
+            epoch = await rows.value(f"select epoch from node_beats {of_second}")
+            await rows.execute(f"update node_beats set epoch = gen_random_uuid() {of_second}")
+            await eventually(partial(answers, 503, "TANGRAM_NODE_NAME"))
+            await rows.execute(f"update node_beats set epoch = $1 {of_second}", epoch)
+            await eventually(partial(answers, 200, "ok"))
 
 
 async def test_a_paused_queue_starts_nothing_and_wakes_at_once(api: httpx.AsyncClient) -> None:

@@ -1,0 +1,67 @@
+"""A name is one node's: who comes second under it waits for the first to be gone, or gives up and says so."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import UUID, uuid4
+
+import pytest
+import pytest_asyncio
+
+from arl_manager.repository import NameTaken, register
+from support.builders import EPOCH
+from support.conditions import eventually
+from support.cpu import managing
+from support.executor import FakeExecutor
+from support.rows import Rows, rows_in, store_of
+
+DESCRIBED = ("capacity", "topology", "enforced", "templates")
+HOLDER = "select epoch from node_beats"
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+class TestAnotherNode:
+    async def test_is_refused_while_the_first_beats_which_keeps_its_lease(self, rows: Rows) -> None:
+        async with managing(rows, beat_s=0.05) as cpu:
+            with pytest.raises(NameTaken, match=r"http://127.0.0.1:1 .*TANGRAM_NODE_NAME"):
+                async with managing(rows, FakeExecutor(uuid4()), port=2, beat_s=0.05):
+                    pass
+            assert await rows.value(HOLDER) == EPOCH
+            assert cpu.manager.fenced is None
+
+    async def test_has_the_name_once_the_lease_of_the_first_has_run_out(self, rows: Rows) -> None:
+        async with managing(rows):
+            pass
+        async with managing(rows, FakeExecutor(uuid4()), port=2, node_ttl_s=0.3, beat_s=0.05) as cpu:
+            assert await rows.value(HOLDER) == cpu.manager.epoch != EPOCH
+
+    async def test_that_comes_at_the_same_instant_is_refused(self, rows: Rows) -> None:
+        async def come(port: int) -> None:
+            node = {"name": "n", "kind": "cpu", "url": f"http://127.0.0.1:{port}", "epoch": uuid4(), "driver": "fake"}
+            async with store.write() as tx:
+                await register(tx, {**node, **dict.fromkeys(DESCRIBED, "{}")}, ttl_s=10.0)
+
+        async with store_of(rows.owner_url, "cpu") as store:
+            ended = await asyncio.gather(*(come(port) for port in range(1, 5)), return_exceptions=True)
+        assert sorted(str(type(each).__name__) for each in ended) == ["NameTaken"] * 3 + ["NoneType"]
+
+
+class TestTheSameNode:
+    async def test_is_there_again_at_once_under_another_epoch(self, rows: Rows) -> None:
+        async with managing(rows, beat_s=0.05), managing(rows, FakeExecutor(UUID(int=8)), beat_s=0.05):
+            assert await rows.value(HOLDER) == UUID(int=8)
+
+    async def test_is_there_again_at_once_at_another_address(self, rows: Rows) -> None:
+        async with managing(rows, beat_s=0.05), managing(rows, FakeExecutor(EPOCH), port=2, beat_s=0.05):
+            assert await rows.value("select url from nodes") == "http://127.0.0.1:2"
+
+    async def test_is_not_ready_and_says_why_while_its_lease_is_anothers(self, rows: Rows) -> None:
+        async with managing(rows, beat_s=0.05) as cpu:
+            await rows.execute("update node_beats set epoch = $1", UUID(int=99))
+            await eventually(lambda: "belongs to another" in (cpu.manager.fenced or ""))
+            await rows.execute("update node_beats set epoch = $1", EPOCH)
+            await eventually(lambda: cpu.manager.fenced is None)
