@@ -27,6 +27,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",
         "update (cordoned_at, drain_requested_at, drain_deadline_at) on nodes",
+        "delete on node_beats",  # of nodes that are silent and hold nothing
         "update (delete_requested_at) on snapshots",
     ),
     Role.SCHEDULER: (

@@ -20,6 +20,7 @@ __all__ = [
     "list_queues",
     "nodes",
     "plan",
+    "remove_node",
     "revoke_key",
     "stragglers",
 ]
@@ -69,6 +70,10 @@ def change_project(name: str, wanted: ChangeProject, *, patience_s: float) -> Op
 def change_node(name: str, wanted: ChangeNode, *, patience_s: float) -> Operation[Node]:
     call = Call(method="PATCH", path=f"/v1/admin/nodes/{quote(name, safe='')}", body=wanted)
     return Node.model_validate_json((yield from answered(call, patience_s)))
+
+
+def remove_node(name: str, *, patience_s: float) -> Operation[None]:
+    yield from answered(Call(method="DELETE", path=f"/v1/admin/nodes/{quote(name, safe='')}"), patience_s)
 
 
 def plan(question: PlanQuestion, *, patience_s: float) -> Operation[CapacityPlan]:

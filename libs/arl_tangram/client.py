@@ -190,6 +190,10 @@ class Tangram(Trees, Rewards, Shares):
         wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
         return self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
 
+    def remove_node(self, name: str) -> None:
+        """Raises `Conflict` while it is alive or has something."""
+        self._run(administering.remove_node(name, patience_s=self._patience_s))
+
     def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None
         while True:
@@ -358,6 +362,9 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
     async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
         wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
         return await self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
+
+    async def remove_node(self, name: str) -> None:
+        await self._run(administering.remove_node(name, patience_s=self._patience_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: Reply | None = None

@@ -24,7 +24,6 @@ __all__ = [
     "AskedFor",
     "BeginsWith",
     "CancelWish",
-    "ChangeNodeWish",
     "ChangeProjectWish",
     "ChangeQueueWish",
     "ChangeServiceWish",
@@ -315,14 +314,6 @@ class ChangeQueueWish(BaseModel):
 class ChangeProjectWish(BaseModel):
     name: str
     weight: float
-
-
-class ChangeNodeWish(BaseModel):
-    """Close a node to what is new, or open it again; with a deadline, empty it until then."""
-
-    name: str
-    cordoned: bool
-    drain_deadline_s: float | None = None
 
 
 class RegisterServiceWish(BaseModel):

@@ -12,7 +12,7 @@ __all__ = ["change_service", "register_service", "registered_services", "remove_
 REGISTER_SERVICE = text("""
     insert into services as s (name, kind, source, options)
     select :name, :kind, :source, cast(:options as jsonb)
-     where not exists (select from nodes, jsonb_array_elements(nodes.services) as n
+     where not exists (select from nodes join node_beats on node_id = nodes.id, jsonb_array_elements(services) as n
                         where n ->> 'name' = :name and n ->> 'registered' is distinct from 'true')
         on conflict (name) do update
        set kind = excluded.kind, source = excluded.source, options = excluded.options,
@@ -24,7 +24,7 @@ CHANGE_SERVICE = text("""
     insert into services as s (name, pinned, drained_at, load_requested_at)
     select :name, :verb = 'pin', case when :verb = 'drain' then now() end, case when :verb = 'load' then now() end
      where exists (select from services where name = :name)
-        or exists (select from nodes, jsonb_array_elements(nodes.services) as n
+        or exists (select from nodes join node_beats on node_id = nodes.id, jsonb_array_elements(services) as n
                     where n ->> 'name' = :name and n ->> 'registered' is distinct from 'true')
         on conflict (name) do update
        set pinned = case :verb when 'pin' then true when 'unpin' then false else s.pinned end,

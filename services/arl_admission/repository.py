@@ -13,10 +13,10 @@ from arl_admission.homes import SIZE, Home
 from arl_admission.normalise import NewAction
 from arl_store.locks import WISHES
 from arl_store.tx import ReadTx, Row, WriteTx
-from arl_wire.internal import ChangeNodeWish, ChangeProjectWish, ChangeQueueWish
+from arl_wire.internal import ChangeProjectWish, ChangeQueueWish
 
 __all__ = [
-    "change_node",
+    "BE_ALONE_WITH_WISHES",
     "change_project",
     "change_queue",
     "count_queued",
@@ -29,7 +29,6 @@ __all__ = [
     "forget_keys",
     "insert_actions",
     "known_keys",
-    "node_capacities",
     "old_actions",
     "remove_actions",
     "table_sizes",
@@ -59,17 +58,6 @@ KNOWN_KEYS = text("""
 """)
 
 BE_ALONE_WITH_WISHES = text(f"select pg_advisory_xact_lock({WISHES})")
-
-CHANGE_NODE = text("""
-    update nodes
-       set cordoned_at = case when :cordoned then coalesce(cordoned_at, now()) end,
-           drain_requested_at = case when cast(:drain_deadline_s as float8) is not null then now()
-                                     when :cordoned then drain_requested_at end,
-           drain_deadline_at = case when cast(:drain_deadline_s as float8) is not null
-                                    then now() + make_interval(secs => :drain_deadline_s)
-                                    when :cordoned then drain_deadline_at end
-     where name = :name
-""")
 
 CHANGE_QUEUE = text("""
     update queues
@@ -269,13 +257,6 @@ DROP_EMPTY_PARTITIONS = text("""
     select drop_empty_partitions(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
 """)
 
-NODE_CAPACITIES = text("""
-    select kind, capacity::text as capacity, enforced::text as enforced, templates::text as templates,
-           services::text as services
-      from nodes
-     order by id
-""")
-
 TABLE_SIZES = text("""
     select name, sum(pg_total_relation_size(relid))::bigint as bytes
       from unnest(array['actions', 'action_specs', 'action_results']) as name,
@@ -306,12 +287,6 @@ async def known_keys(tx: ReadTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[
 async def count_queued(tx: ReadTx) -> Sequence[Row]:
     """Of each queue: its own limit, if it has one, and how many wait in it."""
     return await tx.fetch(COUNT_QUEUED)
-
-
-async def change_node(tx: WriteTx, wish: ChangeNodeWish) -> int:
-    """1, or 0 where there is no such node. No grant that did not know of it commits afterwards."""
-    await tx.first(BE_ALONE_WITH_WISHES)
-    return await tx.execute(CHANGE_NODE, wish.model_dump())
 
 
 async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
@@ -356,10 +331,6 @@ async def environments_named(tx: ReadTx, names: Sequence[tuple[int, str]]) -> di
         )
         for row in rows
     }
-
-
-async def node_capacities(tx: ReadTx) -> Sequence[Row]:
-    return await tx.fetch(NODE_CAPACITIES)
 
 
 async def table_sizes(tx: ReadTx) -> Sequence[Row]:

@@ -6,7 +6,6 @@ from arl_wire.internal import (
     AdmitRequest,
     AdmitResponse,
     CancelWish,
-    ChangeNodeWish,
     ChangeProjectWish,
     ChangeQueueWish,
     ChangeServiceWish,
@@ -15,6 +14,7 @@ from arl_wire.internal import (
     RegisterServiceWish,
     RemoveServiceWish,
 )
+from arl_wire.node_wishes import ChangeNodeWish, RemoveNodeWish
 
 __all__ = ["add_hops"]
 
@@ -28,7 +28,8 @@ def add_hops(hops: Hops, admission: Admission) -> None:
     hops.add("/internal/end-trajectory", EndTrajectoryWish, admission.end_trajectory)
     hops.add("/internal/delete-snapshot", DeleteSnapshotWish, admission.delete_snapshot)
     hops.add("/internal/change-queue", ChangeQueueWish, admission.change_queue)
-    hops.add("/internal/change-node", ChangeNodeWish, admission.change_node)
+    hops.add("/internal/change-node", ChangeNodeWish, admission.nodes.change)
+    hops.add("/internal/remove-node", RemoveNodeWish, admission.nodes.remove)
     hops.add("/internal/change-project", ChangeProjectWish, admission.change_project)
     hops.add("/internal/register-service", RegisterServiceWish, admission.services.register)
     hops.add("/internal/change-service", ChangeServiceWish, admission.services.change)

@@ -12,6 +12,8 @@ from arl_admission.backlog import Backlog
 from arl_admission.fleet import Fleet
 from arl_admission.known_homes import KnownHomes
 from arl_admission.metrics import AdmissionMetrics
+from arl_admission.node_rows import node_capacities
+from arl_admission.nodes import Nodes
 from arl_admission.normalise import NewAction, normalise
 from arl_admission.registry import Services
 from arl_admission.registry_rows import registered_services
@@ -39,7 +41,6 @@ from arl_wire.internal import (
     AdmitResponse,
     AdmittedHint,
     CancelWish,
-    ChangeNodeWish,
     ChangeProjectWish,
     ChangeQueueWish,
     DeleteSnapshotWish,
@@ -81,6 +82,7 @@ class Admission:
         self._inserting = asyncio.Lock()
         """Between the look at a queue's room and the count of what took it."""
         self.services = Services(store, self._fleet, inserting=self._inserting)
+        self.nodes = Nodes(store, self._fleet, hint=self._hint_wishes)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
@@ -148,12 +150,6 @@ class Admission:
         self._hint_wishes(1)
         return WishAnswer(count=1)
 
-    async def change_node(self, wish: ChangeNodeWish) -> WishAnswer:
-        async with self._store.write() as tx:
-            count = await repository.change_node(tx, wish)
-        self._hint_wishes(count)
-        return WishAnswer(count=count)
-
     async def change_project(self, wish: ChangeProjectWish) -> WishAnswer:
         async with self._store.write() as tx:
             count = await repository.change_project(tx, wish)
@@ -189,7 +185,7 @@ class Admission:
             while removals != self._fleet.removals:
                 removals = self._fleet.removals
                 async with self._store.read() as tx:
-                    rows = await repository.node_capacities(tx)
+                    rows = await node_capacities(tx, silent_s=self._settings.node_silent_s)
                     registered = await registered_services(tx)
             self._fleet.read(rows, registered)
             self._fleet.read_at = began

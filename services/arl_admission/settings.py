@@ -13,4 +13,9 @@ class AdmissionSettings(ServiceSettings):
     retain_s: float = Field(
         default=7 * 86400, ge=1, le=3650 * 86400, description="How long a settled action can be read"
     )
+    node_silent_s: float = Field(
+        default=86400,
+        ge=10,
+        description="A node that was silent for longer counts no more for what could ever run",
+    )
     key_retention_s: int = Field(default=24 * 3600, ge=60, description="How long an Idempotency-Key is remembered")

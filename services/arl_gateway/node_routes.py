@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from arl_gateway.nodes import NodeAdmin
 from arl_gateway.routes import ANY, BODY, JSON_BODY, Admin, AdminWriter
 from arl_kit.app import documented
-from arl_wire.errors import NotFound
+from arl_wire.errors import Conflict, NotFound
 from arl_wire.nodes import ChangeNode, Node, NodeList
 
 __all__ = ["router"]
@@ -40,3 +40,14 @@ async def list_nodes(caller: Admin, nodes: NodeService) -> NodeList:
 async def change_node(name: NodeName, body: ChangeNode, caller: AdminWriter, nodes: NodeService) -> Node:
     """Close a node to what is new, empty it until a deadline, or open it again. Needs a key of project `default`."""
     return await nodes.change(name, body, caller)
+
+
+@router.delete(
+    "/nodes/{name}", status_code=204, operation_id="remove_node", responses=documented(*ANY, Conflict, NotFound)
+)
+async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodeService) -> None:
+    """Forget a node that is gone. Refused while it is alive, has actions that have not settled, or live environments.
+
+    One that registers again afterwards is there again. Needs a key of project `default`.
+    """
+    await nodes.remove(name, caller)

@@ -56,6 +56,7 @@ OFFERED_SERVICES = text(f"""
     ), on_nodes as (
         select distinct on (name) s.value ->> 'name' as name, s.value ->> 'kind' as kind
           from nodes as n
+          join node_beats as b on b.node_id = n.id
           join jsonb_array_elements(n.services) as s on true
           left join registered as r on r.name = s.value ->> 'name'
          where coalesce((s.value ->> 'slots')::int, 1) > 0

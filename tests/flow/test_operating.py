@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 import pytest_asyncio
@@ -12,7 +14,6 @@ import pytest_asyncio
 from arl_store.migrate import ensure_api_key
 from support.conditions import eventually
 from support.postgres import Databases
-from support.rows import rows_in
 from support.system import System, running_system
 
 TASK = "drained"
@@ -34,6 +35,15 @@ async def both(api: httpx.AsyncClient) -> AsyncIterator[None]:
     yield
     for name in ("first", "second"):
         await change(api, name, cordoned=False)
+
+
+@asynccontextmanager
+async def owner_of(system: System) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(system.owner_url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def change(api: httpx.AsyncClient, name: str, **body: Any) -> dict[str, Any]:
@@ -117,12 +127,39 @@ class TestDrain:
         assert (await api.get("/v1/admin/audit")).json()["findings"] == []
 
 
+class TestRemove:
+    async def test_a_node_that_is_gone_is_removed_and_is_open_when_it_comes_back(
+        self, api: httpx.AsyncClient, system: System
+    ) -> None:
+        system.overrides["cpu-4"] = {"TANGRAM_NODE_NAME": "borrowed"}
+        await system.start("cpu-4")
+        await change(api, "borrowed", cordoned=True)
+        alive = await api.delete("/v1/admin/nodes/borrowed")
+        assert (alive.status_code, alive.json()["code"]) == (409, "conflict")
+        system.kill("cpu-4")
+        async with owner_of(system) as owner:
+            of_it = "where node_id = (select id from nodes where name = 'borrowed')"
+            await owner.execute(f"update node_beats set last_beat = now() - interval '1 hour' {of_it}")
+        assert (await api.delete("/v1/admin/nodes/borrowed")).status_code == 204
+        assert "borrowed" not in await names(api)
+        assert (await api.delete("/v1/admin/nodes/borrowed")).status_code == 404
+        await system.start("cpu-4")
+        back = next(node for node in (await api.get("/v1/admin/nodes")).json()["items"] if node["name"] == "borrowed")
+        assert (back["alive"], back["cordoned"]) == (True, False)
+        await change(api, "borrowed", cordoned=True)  # it is none of the tests' that follow
+
+
+async def names(api: httpx.AsyncClient) -> set[str]:
+    return {node["name"] for node in (await api.get("/v1/admin/nodes")).json()["items"]}
+
+
 class TestWhoMay:
     async def test_a_key_of_another_project_has_no_say(self, system: System) -> None:
         stranger = "tk_" + "n" * 32
         await ensure_api_key(system.owner_url, "strangers", stranger)
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
             assert (await other.patch("/v1/admin/nodes/first", json={"cordoned": True})).status_code == 403
+            assert (await other.delete("/v1/admin/nodes/first")).status_code == 403
             assert (await other.get("/v1/admin/audit")).status_code == 403
 
     async def test_a_node_that_is_not_there_is_unknown(self, api: httpx.AsyncClient) -> None:
@@ -144,17 +181,17 @@ class TestNames:
             assert (await prober.get(f"{system.url_of('cpu-2')}/readyz")).status_code == 200
 
     async def test_a_node_whose_lease_is_anothers_is_not_ready(self, system: System) -> None:
-        async with rows_in(system.owner_url) as rows, httpx.AsyncClient() as prober:
+        async with owner_of(system) as owner, httpx.AsyncClient() as prober:
 
             async def answers(status: int, text: str) -> bool:
                 answer = await prober.get(f"{system.url_of('cpu-2')}/readyz")
                 return answer.status_code == status and text in answer.text
 
             of_second = "where node_id = (select id from nodes where name = 'second')"
-            epoch = await rows.value(f"select epoch from node_beats {of_second}")
-            await rows.execute(f"update node_beats set epoch = gen_random_uuid() {of_second}")
+            epoch = await owner.fetchval(f"select epoch from node_beats {of_second}")
+            await owner.execute(f"update node_beats set epoch = gen_random_uuid() {of_second}")
             await eventually(partial(answers, 503, "TANGRAM_NODE_NAME"))
-            await rows.execute(f"update node_beats set epoch = $1 {of_second}", epoch)
+            await owner.execute(f"update node_beats set epoch = $1 {of_second}", epoch)
             await eventually(partial(answers, 200, "ok"))
 
 

@@ -117,6 +117,12 @@ class TestOperating:
         opened = json.loads(machine.cli("nodes", "uncordon", name, "-o", "json").stdout)
         assert opened["cordoned"] is False
 
+    def test_a_node_that_lives_is_not_removed(self, machine: Machine) -> None:
+        name = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"][0]["name"]
+        refused = machine.cli("nodes", "remove", name, check=False)
+        assert (refused.returncode, "it is alive" in refused.stderr) == (EXIT_USAGE, True)
+        assert machine.cli("nodes", "remove", "nobody", check=False).returncode == EXIT_USAGE
+
     def test_a_paused_queue_goes_on_when_it_is_resumed(self, machine: Machine) -> None:
         with connected_to(machine) as tangram:
             tangram.run(task="halting", argv=["true"])

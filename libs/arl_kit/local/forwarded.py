@@ -11,7 +11,7 @@ _MANAGER = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s")
 
 FORWARDED: Mapping[str, tuple[str, ...]] = {
     "cpu-launcher": ("agent", "ready_environments"),
-    "admission": (*_EVERY, "queue_limit", "retain_s", "key_retention_s"),
+    "admission": (*_EVERY, "queue_limit", "retain_s", "key_retention_s", "node_silent_s"),
     "scheduler": (
         *(*_EVERY, "cell", "policy", "pod_cores", "trace_slow_s", "leader_ttl_s", "node_ttl_s", "node_away_s"),
         *("poll_busy_s", "poll_idle_s", "round_limit", "rebuild_page"),

@@ -1,4 +1,4 @@
-"""`nodes`: what the machines have, and closing, emptying and opening them."""
+"""`nodes`: what the machines have, and closing, emptying, opening and removing them."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ DRAIN_GRACE_S = 30.0
 """After the deadline, for the node to learn that what is left there has ended."""
 
 NodeName = Annotated[str, typer.Argument(help="As `nodes list` shows it.")]
-group = typer.Typer(no_args_is_help=True, help="Nodes: list, close, empty, open.")
+group = typer.Typer(no_args_is_help=True, help="Nodes: list, close, empty, open, remove.")
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +74,13 @@ def drain(
     _show(node, output)
     if wait and not node.drained:
         raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def remove(directory: DirOption, name: NodeName) -> None:
+    """Forget a node that is gone. Refused while it is alive, or has actions or environments."""
+    with connected(directory) as tangram:
+        tangram.remove_node(name)
 
 
 def _emptied(tangram: Tangram, node: Node, *, within_s: float) -> Node:
