@@ -135,7 +135,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         public=True,
         may_scrape=[may_administer],
     )
-    app.state.drain = partial(_drain, waiters, live)
+    app.state.drain = partial(_drain, waiters, live, code_runs)
     _serve(app)
     return app
 
@@ -165,6 +165,7 @@ def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySetti
     app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 
 
-def _drain(waiters: Waiters, live: Live) -> None:
+def _drain(waiters: Waiters, live: Live, code_runs: CodeRuns) -> None:
+    code_runs.stop()
     waiters.drain()
     live.drain()

@@ -122,6 +122,13 @@ async def test_a_compiler_that_is_not_there_is_no_failure_of_the_program(api: ht
     assert (said["status"], said["run_result"]["return_code"]) == ("Failed", 127)
 
 
+@pytest.mark.parametrize("language", ["python", "bash", "cpp"])
+async def test_a_program_that_never_ran_is_no_success(api: httpx.AsyncClient, language: str) -> None:
+    said = await ran(api, code="exit 1", language=language, files={"a": "", "a/b": ""})
+    assert said["status"] == "SandboxError"
+    assert "it was not run" in said["message"]
+
+
 async def test_a_limit_is_the_failure_of_its_program(api: httpx.AsyncClient) -> None:
     said = await ran(api, code="x = bytearray(400 << 20)\nprint(len(x))", memory_limit_MB=64)
     assert said["status"] in ("Failed", "Success")  # where memory is not enforced
@@ -166,6 +173,15 @@ async def test_what_takes_too_long_is_504_and_the_next_try_takes_it_up(api: http
     assert len(await listed(api, "tries")) == 1
     assert (await ran(api, "/t/tries/run_code?within=0.5", **body))["status"] == "Success"
     assert len(await listed(api, "tries")) == 2
+
+
+async def test_one_task_takes_up_nothing_of_another(api: httpx.AsyncClient, system: System) -> None:
+    system.processes["scheduler"].send_signal(signal.SIGSTOP)
+    for task in ("first", "second"):
+        answer = await api.post("/run_code?within=0.3", json={"code": "1"}, headers={"tangram-task": task})
+        assert answer.status_code == 504
+    system.processes["scheduler"].send_signal(signal.SIGCONT)
+    assert [len(await listed(api, task)) for task in ("first", "second")] == [1, 1]
 
 
 async def test_who_hangs_up_takes_his_program_back(api: httpx.AsyncClient) -> None:

@@ -5,7 +5,10 @@ after a 504; any other failure is a test case that was not passed. Whatever queu
 just before the client gives up; the program goes on, and the next try takes it up.
 """
 
+import asyncio
+import time
 from base64 import b64encode
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from hashlib import sha256
 from typing import Annotated, Any, Literal
@@ -25,7 +28,15 @@ from arl_kit.app import documented, validation_failed
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, Name, SubmitAction, TemplateName
 from arl_wire.base import Strict
-from arl_wire.errors import DemandImpossible, FieldError, GatewayTimeout, TemplateUnknown, ValidationFailed
+from arl_wire.errors import (
+    DemandImpossible,
+    FieldError,
+    GatewayTimeout,
+    TemplateUnknown,
+    TooManyRequests,
+    Unavailable,
+    ValidationFailed,
+)
 
 __all__ = ["router"]
 
@@ -33,7 +44,10 @@ CLIENT_WAITS_S = 10.0
 """Longer than the program may take: `API_TIMEOUT` of verl."""
 MARGIN_S = 2.0
 TRIES = 3
-"""Of verl, with a pause of 1 s and one of 2 s between them."""
+PAUSES_S = 5.0
+"""Of verl: 1 s and 2 s between its tries, and some."""
+HOLD_S = 20.0
+"""So long a call is held that there is no room for, or no database, before anything is known of it."""
 MEMORY_MIB = 512
 RETRIES = 2
 IDLE_S = 60
@@ -46,7 +60,28 @@ NOT_STARTED = "cannot run "
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
-router = APIRouter(tags=["compatibility"], route_class=CalledRoute)
+
+class HeldRoute(CalledRoute):
+    """Its clients come back after nothing but a 504, so what is refused for the moment is held first."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_patiently(request: Request) -> Response:
+            ends_at = time.monotonic() + HOLD_S
+            while True:
+                try:
+                    return await handle(request)
+                except (TooManyRequests, Unavailable) as error:
+                    pause_s = error.retry_after_s or 1.0
+                    if time.monotonic() + pause_s > ends_at:
+                        raise GatewayTimeout(error.detail) from error
+                await asyncio.sleep(pause_s)
+
+        return handle_patiently
+
+
+router = APIRouter(tags=["compatibility"], route_class=HeldRoute)
 
 
 class RunCodeRequest(BaseModel):
@@ -101,8 +136,8 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
     asked = said_by(request, _AskedOf)
     within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
     wanted = replace(
-        _wanted(body, asked, deadline_s=TRIES * (within_s + TRIES)),
-        key=await _key(request),
+        _wanted(body, asked, deadline_s=TRIES * within_s + PAUSES_S),
+        key=await _key(request, asked),
         size=len(await request.body()),
     )
     runs: CodeRuns = request.app.state.code_runs
@@ -113,10 +148,10 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
     return answered(_reply(ran).model_dump(), response)
 
 
-async def _key(request: Request) -> bytes:
+async def _key(request: Request, asked: _AskedOf) -> bytes:
     """Of what is asked, with all that stands beside the body."""
-    named = request.headers.get("x-request-id", "")
-    return sha256(f"{request.url.path}?{request.url.query} {named}\n".encode() + await request.body()).digest()
+    beside = f"{asked.model_dump_json()} {request.headers.get('x-request-id', '')}\n"
+    return sha256(beside.encode() + await request.body()).digest()
 
 
 def _wanted(body: RunCodeRequest, asked: _AskedOf, *, deadline_s: float) -> CodeRun:
@@ -142,7 +177,7 @@ def _wanted(body: RunCodeRequest, asked: _AskedOf, *, deadline_s: float) -> Code
     }
     compile_it = {**common, **of, "argv": language.compile, "files": run.pop("files")}
     compile_it |= {"timeout_s": body.compile_timeout, "idempotent": True}
-    return CodeRun(compile=_action(compile_it), run=_action({**run, **of}))
+    return CodeRun(compile=_action(compile_it), run=_action({**run, **of, "idempotent": True}))
 
 
 def _program(body: RunCodeRequest, language: Language) -> dict[str, Any]:
@@ -153,7 +188,7 @@ def _program(body: RunCodeRequest, language: Language) -> dict[str, Any]:
     code = (
         body.code if body.code.lstrip().startswith(language.begins_with.strip()) else language.begins_with + body.code
     )
-    files[language.file] = b64encode(code.encode(errors="backslashreplace")).decode()
+    files[language.file] = b64encode(code.encode()).decode()
     return {"argv": language.run, "files": files}
 
 
@@ -210,6 +245,8 @@ def _result(action: Action) -> CommandResult:
         raise GatewayTimeout(f"it could not begin in time, and was dropped: {why}")
     if result is None or action.outcome in (Outcome.INFRA_ERROR, Outcome.CANCELLED) or why.startswith(NOT_STARTED):
         return CommandResult(status="Error", stderr=f"{action.outcome}: {why}")
+    if action.outcome is Outcome.USER_ERROR and result.exit_code is None and result.signal is None:
+        return CommandResult(status="Error", stderr=f"it was not run: {why}")
     found = CommandResult(
         status="Finished", execution_time=action.times.run_s, stdout=result.stdout.text, stderr=result.stderr.text
     )

@@ -1,0 +1,122 @@
+"""Programs that calls are held for, with actions that stand in for a system."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from arl_core.states import Outcome, State
+from arl_gateway.auth import Caller
+from arl_gateway.code_runs import CodeRun, CodeRuns
+from arl_gateway.service import Actions, Admitted, Trace
+from arl_wire.actions import Action, SubmitAction
+from arl_wire.errors import GatewayTimeout, QueueFull
+from support.builders import numbered
+
+CALLER = Caller(1, 1, "p", frozenset())
+WANTED = CodeRun(run=SubmitAction(task="t", argv=["true"]), key=b"k", size=10)
+
+
+class Standing:
+    """Actions that are admitted once there is room, and settle when they are told to."""
+
+    def __init__(self) -> None:
+        self.has_room = True
+        self.asked = 0
+        self.admitted: list[UUID] = []
+        self.cancelled: list[UUID] = []
+        self.settling: dict[UUID, asyncio.Future[Outcome]] = {}
+
+    async def admit(self, action: SubmitAction, caller: Caller, *, trace: Trace) -> Admitted:
+        self.asked += 1
+        if not self.has_room:
+            raise QueueFull("full", retry_after_s=0.001)
+        id = numbered(len(self.admitted) + 1)
+        self.admitted.append(id)
+        self.settling[id] = asyncio.get_running_loop().create_future()
+        return Admitted(id, created=True)
+
+    async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
+        outcome, now = await self.settling[admitted.id], datetime.now(UTC)
+        known: dict[str, Any] = {"task": "t", "kind": "exec", "state": State.SETTLED, "outcome": outcome}
+        return Action.model_validate({"id": admitted.id, "created_at": now, "settled_at": now, **known})
+
+    async def cancel(self, id: UUID, caller: Caller) -> None:
+        self.cancelled.append(id)
+
+
+@pytest.fixture
+def standing() -> Standing:
+    return Standing()
+
+
+def runs_of(standing: Standing, *, grace_s: float = 30.0) -> CodeRuns:
+    return CodeRuns(cast(Actions, standing), pause_s=0.001, grace_s=grace_s)
+
+
+async def tried(runs: CodeRuns, *, within_s: float = 0.01) -> None:
+    with pytest.raises(GatewayTimeout):
+        await runs.run(WANTED, CALLER, Trace(), within_s=within_s)
+
+
+async def test_however_often_it_is_tried_it_is_one_action(standing: Standing) -> None:
+    """The time that one was left is no matter once it was taken up."""
+    runs = runs_of(standing, grace_s=0.1)
+    for _ in range(5):
+        await tried(runs, within_s=0.06)
+    asyncio.get_running_loop().call_soon(standing.settling[numbered(1)].set_result, Outcome.OK)
+    ran = await runs.run(WANTED, CALLER, Trace(), within_s=5)
+    assert ran.run is not None
+    assert (ran.run.id, len(standing.admitted), standing.cancelled) == (numbered(1), 1, [])
+    await runs.drain()
+
+
+async def test_what_nobody_takes_up_is_cancelled(standing: Standing) -> None:
+    runs = runs_of(standing, grace_s=0.01)
+    await tried(runs)
+    await asyncio.wait_for(_until(lambda: standing.cancelled == [numbered(1)]), 5)
+    await runs.drain()
+
+
+async def test_who_went_away_while_there_was_no_room_is_admitted_never(standing: Standing) -> None:
+    runs, standing.has_room = runs_of(standing, grace_s=0.01), False
+    gone = asyncio.create_task(runs.run(WANTED, CALLER, Trace(), within_s=60))
+    await asyncio.wait_for(_until(lambda: standing.asked > 2), 5)
+    gone.cancel()
+    await asyncio.wait((gone,))
+    await tried(runs)
+    await asyncio.wait_for(runs.drain(), 5)
+    asked, standing.has_room = standing.asked, True
+    await asyncio.sleep(0.01)
+    assert (standing.asked, standing.admitted) == (asked, [])
+
+
+async def test_what_ended_by_our_trouble_is_begun_anew(standing: Standing) -> None:
+    runs = runs_of(standing)
+    await tried(runs)
+    standing.settling[numbered(1)].set_result(Outcome.INFRA_ERROR)
+    await asyncio.sleep(0)
+    await tried(runs)
+    standing.settling[numbered(2)].set_result(Outcome.USER_ERROR)
+    ran = await runs.run(WANTED, CALLER, Trace(), within_s=5)
+    assert ran.run is not None
+    assert (ran.run.id, len(standing.admitted)) == (numbered(2), 2)
+    await runs.drain()
+
+
+async def test_a_gateway_that_ends_answers_all_and_leaves_nothing_running(standing: Standing) -> None:
+    runs = runs_of(standing)
+    waiting = asyncio.create_task(runs.run(WANTED, CALLER, Trace(), within_s=60))
+    await asyncio.wait_for(_until(lambda: bool(standing.admitted)), 5)
+    runs.stop()
+    with pytest.raises(GatewayTimeout):
+        await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(runs.drain(), 5)
+    assert standing.cancelled == [numbered(1)]
+
+
+async def _until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0)
