@@ -6,15 +6,19 @@ a client may be made before a fork, be used by one `asyncio.run` after another, 
 
 import asyncio
 import os
-from typing import Any
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
-from weakref import WeakKeyDictionary
 
 import httpx
 
 from arl_tangram.connection import Connection
 from arl_tangram.shared_wait import Ask, SharedWait
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 __all__ = ["AsyncChannel", "Channel"]
 
@@ -30,15 +34,20 @@ class Channel:
         self._connection = connection
         self._process = 0
         self._client: httpx.Client | None = None
+        self._making = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._connection,)
 
     @property
     def http(self) -> httpx.Client:
-        if self._client is None or self._process != os.getpid():
-            self._client = httpx.Client(**_options(self._connection), limits=LIMITS)
-            self._process = os.getpid()
+        if self._process != os.getpid():
+            # A thread of the parent may have had the old one at the fork.
+            self._client, self._making, self._process = None, threading.Lock(), os.getpid()
+        if self._client is None:
+            with self._making:
+                if self._client is None:
+                    self._client = httpx.Client(**_options(self._connection), limits=LIMITS)
         return self._client
 
     def close(self) -> None:
@@ -47,12 +56,25 @@ class Channel:
             self._client.close()
 
 
+@dataclass(slots=True)
+class _Here:
+    """What belongs to one event loop."""
+
+    client: httpx.AsyncClient
+    wait: SharedWait
+    sessions: "list[ClientSession]"
+
+    def let_be(self) -> None:
+        """Its loop is another process's, or has ended: nobody can close it in form any more."""
+        for session in self.sessions:
+            session.detach()
+
+
 class AsyncChannel:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._process = 0
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
-        self._waits: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedWait] = WeakKeyDictionary()
+        self._here: dict[asyncio.AbstractEventLoop, _Here] = {}
         self.running = 0
         """Calls that wait for the outcome of an action, each by a connection of its own."""
 
@@ -62,29 +84,40 @@ class AsyncChannel:
     @property
     def http(self) -> httpx.AsyncClient:
         """That of the running event loop."""
-        if self._process != os.getpid():
-            self._clients, self._waits = WeakKeyDictionary(), WeakKeyDictionary()
-            self._process, self.running = os.getpid(), 0
-        loop = asyncio.get_running_loop()
-        if (client := self._clients.get(loop)) is None:
-            transport = _transport(self._connection.url)
-            client = self._clients[loop] = httpx.AsyncClient(**_options(self._connection), transport=transport)
-        return client
+        return self._of_this_loop().client
 
     def shared_wait(self, ask: Ask) -> SharedWait:
-        """That of the running event loop; `ask`: how it asks if it is the first."""
-        loop = asyncio.get_running_loop()
-        return self._waits.get(loop) or self._waits.setdefault(loop, SharedWait(ask))
+        """That of the running event loop; `ask`: how it asks."""
+        wait = self._of_this_loop().wait
+        wait.ask = ask
+        return wait
 
     async def close(self) -> None:
         """What other event loops have open is left to them."""
+        here = self._here.pop(asyncio.get_running_loop(), None) if self._process == os.getpid() else None
+        if here is not None:
+            await here.wait.close()
+            await here.client.aclose()
+
+    def _of_this_loop(self) -> _Here:
         if self._process != os.getpid():
-            return
+            for here in self._here.values():
+                here.let_be()
+            self._here, self._process, self.running = {}, os.getpid(), 0
         loop = asyncio.get_running_loop()
-        if (wait := self._waits.pop(loop, None)) is not None:
-            await wait.close()
-        if (client := self._clients.pop(loop, None)) is not None:
-            await client.aclose()
+        if (here := self._here.get(loop)) is None:
+            self._forget_ended()
+            sessions: list[ClientSession] = []
+            client = httpx.AsyncClient(
+                **_options(self._connection), transport=_transport(self._connection.url, sessions)
+            )
+            here = self._here[loop] = _Here(client, SharedWait(), sessions)
+        return here
+
+    def _forget_ended(self) -> None:
+        """A client holds its event loop."""
+        for loop in [loop for loop in self._here if loop.is_closed()]:
+            self._here.pop(loop).let_be()
 
 
 def _options(connection: Connection) -> dict[str, Any]:
@@ -100,17 +133,27 @@ def _is_loopback(url: str) -> bool:
     return (urlsplit(url).hostname or "").startswith(LOOPBACK)
 
 
-def _transport(url: str) -> httpx.AsyncBaseTransport:
+def _transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBaseTransport:
     """For many calls at once: httpx's own pool looks at all its connections for each call, 7 CPU-ms with 32 of them."""
     # Only who needs it pays for the import, which takes as long as that of all the rest.
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
     from httpx_aiohttp import AiohttpTransport
 
+    class Connector(TCPConnector):
+        made_in = os.getpid()
+
+        def __del__(self, *_: Any) -> None:
+            """In a child it would take the parent's sockets out of the selector, which a fork shares."""
+            if os.getpid() == self.made_in and not self._loop.is_closed():
+                super().__del__()
+
     def session() -> ClientSession:
         # Its certificates take 20 CPU-ms to read.
         ssl = httpx.create_ssl_context() if url.startswith("https:") else True
-        connector = TCPConnector(limit=CONNECTIONS, ssl=ssl)
+        connector = Connector(limit=CONNECTIONS, ssl=ssl)
         trust_env = not _is_loopback(url) and bool(getproxies())
-        return ClientSession(connector=connector, cookie_jar=DummyCookieJar(), trust_env=trust_env)
+        made = ClientSession(connector=connector, cookie_jar=DummyCookieJar(), trust_env=trust_env)
+        sessions.append(made)
+        return made
 
     return AiohttpTransport(client=session)

@@ -21,8 +21,8 @@ Ask = Callable[[Sequence[UUID], float], Awaitable[Sequence[Action]]]
 class SharedWait:
     """Of one event loop."""
 
-    def __init__(self, ask: Ask, *, cycle_s: float = CYCLE_S) -> None:
-        self._ask, self._cycle_s = ask, cycle_s
+    def __init__(self, ask: Ask | None = None, *, cycle_s: float = CYCLE_S) -> None:
+        self.ask, self._cycle_s = ask, cycle_s
         self._waiting: dict[UUID, asyncio.Future[Action]] = {}
         """In the order in which they are asked for."""
         self._asking: asyncio.Task[None] | None = None
@@ -55,8 +55,9 @@ class SharedWait:
 
     async def _ask_once(self, ids: Sequence[UUID]) -> None:
         requests = -(-len(self._waiting) // BATCH)
+        assert self.ask is not None
         try:
-            found = await self._ask(ids, self._cycle_s / requests)
+            found = await self.ask(ids, self._cycle_s / requests)
         except WaitTimeout:
             found = ()
         except Exception as error:  # noqa: BLE001 - whoever waits for one of these hears of it

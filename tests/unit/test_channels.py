@@ -1,10 +1,12 @@
 """A client goes with its user: through forks, event loops and pickles, and past proxies to this machine."""
 
 import asyncio
+import gc
 import json
 import os
 import pickle
 import threading
+import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from uuid import UUID
@@ -60,6 +62,50 @@ def _forked(tangram: Tangram, number: int) -> int:
         wanted = [UUID(int=number << 32 | call) for call in range(CALLS)]
         os._exit(0 if [tangram.get(id).id for id in wanted] == wanted else 1)
     return child
+
+
+def test_a_fork_takes_nothing_from_the_event_loop_of_its_parent(url: str) -> None:
+    tangram = AsyncTangram(url, "tk_x", patience_s=1)
+
+    async def ask(number: int) -> int:
+        return (await tangram.get(UUID(int=number))).id.int
+
+    async def ask_and_close(number: int) -> int:
+        async with tangram:
+            return await ask(number)
+
+    with asyncio.Runner() as parent:
+        assert parent.run(ask(1)) == 1
+        child = os.fork()
+        if child == 0:
+            asyncio.set_event_loop(None)
+            found = asyncio.run(ask_and_close(2))
+            gc.collect()
+            os._exit(0 if found == 2 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert parent.run(asyncio.wait_for(ask(3), 5)) == 3
+        parent.run(tangram.close())
+
+
+def test_event_loops_that_ended_leave_nothing_open(url: str) -> None:
+    tangram = AsyncTangram(url, "tk_x")
+
+    async def ask() -> None:
+        await asyncio.gather(*(tangram.get(UUID(int=at)) for at in range(4)))
+
+    async def close() -> None:
+        async with tangram:
+            await ask()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(ask())
+        few = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            asyncio.run(ask())
+        asyncio.run(close())
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= few + 4
 
 
 def test_a_client_serves_one_event_loop_after_another_and_those_of_threads(url: str) -> None:
