@@ -101,8 +101,8 @@ class AsyncChannel:
 
     def _of_this_loop(self) -> _Here:
         if self._process != os.getpid():
-            for here in self._here.values():
-                here.let_be()
+            for other in self._here.values():
+                other.let_be()
             self._here, self._process, self.running = {}, os.getpid(), 0
         loop = asyncio.get_running_loop()
         if (here := self._here.get(loop)) is None:

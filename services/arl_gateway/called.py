@@ -37,14 +37,15 @@ class CalledRoute(APIRoute):
             caller.must("actions:write")
             await json_only(request)
             try:
-                return await endpoint(_read(model, self.readable(await request.body())), caller, request, response)
+                content = await self.readable(await request.body())
+                return await endpoint(_read(model, content), caller, request, response)
             except ClientDisconnect:
                 return Response(status_code=NOBODY)
 
         return handle
 
     @staticmethod
-    def readable(content: bytes) -> bytes:
+    async def readable(content: bytes) -> bytes:
         """What is read of a body."""
         return content
 

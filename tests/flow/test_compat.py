@@ -154,6 +154,8 @@ class TestWhateverAPolicyWrites:
         answer = await api.post("/services/minilm/get_reward?unscored=-1.5", json=body)
         assert answer.json()["rewards"] == [-1.5, about(COSINES[0, 1])]
         assert answer.headers["tangram-unscored"] == "0"
+        classified = await json_of(api, "/services/quality/classify?unscored=-1.5", {"input": ""})
+        assert classified["data"][-1]["probs"][-1] == -1.5
         empty = {"query": ["x"], "prompts": [""], "labels": [" "]}
         answer = await api.post("/services/minilm/get_reward?unscored=0", json=empty)
         assert (answer.status_code, "empty_reference" in answer.text) == (422, True)

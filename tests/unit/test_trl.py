@@ -91,6 +91,12 @@ async def test_a_text_that_is_too_long_has_no_score_and_the_others_have_theirs(c
     assert await reward([""] * 3, completions) == [4.0, -1.0, 5.0]
 
 
+async def test_what_is_too_long_beside_a_text_is_not_the_text_s_fault(client: Client) -> None:
+    reward = TangramReward("exact", reference="answer", unscored=-1.0)
+    long = "x" * (MAX_CHARACTERS + 1)
+    assert await reward([""] * 2, ["four", long], answer=[long, "4"]) == [None, -1.0]
+
+
 async def test_nobody_escapes_by_characters_that_no_text_has(client: Client) -> None:
     assert await rewards_of("a\0b", "\ud83d", rollout=["a", "a"]) == [3.0, 1.0]
     assert [item.text for [*items] in client.asked for item in items] == ["a\ufffdb", "\ufffd"]

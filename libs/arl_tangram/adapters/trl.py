@@ -141,11 +141,15 @@ class _Asking:
             if references[at] is None:
                 return "no_reference"
             reference = readable(as_text(references[at]))
+        said = self._said(prompt, completion)
         try:
-            item = ScoreItem(reference=reference, **self._said(prompt, completion))
+            item = ScoreItem(reference=reference, **said)
         except ValidationError:
-            return "too_long"
-        return item if item.characters <= MAX_CHARACTERS else "too_long"
+            return "too_long" if len(said.get("text", "")) > MAX_CHARACTERS else "unfit"
+        if item.characters <= MAX_CHARACTERS:
+            return item
+        own = len(item.text or "")
+        return "too_long" if 2 * own > item.characters else "unfit"
 
     def _said(self, prompt: Text, completion: Text) -> dict[str, Any]:
         if self.with_prompt == "messages":

@@ -16,7 +16,7 @@ from typing import Any
 from arl_tangram.adapters.samples import as_text, readable
 from arl_tangram.client import AsyncTangram
 from arl_wire.errors import NotScored
-from arl_wire.scores import OF_THE_TEXT, ScoreItem
+from arl_wire.scores import MAX_CHARACTERS, OF_THE_TEXT, ScoreItem
 
 __all__ = ["Options", "compute_score"]
 
@@ -58,6 +58,8 @@ async def compute_score(
     """
     del data_source
     chosen = Options(**{name: value for name, value in options.items() if name not in OF_VERL})
+    if len(solution_str) > MAX_CHARACTERS and chosen.unscored is not None:
+        return {"score": chosen.unscored, "unscored": 1.0}
     item, trajectory = _asked(chosen, solution_str, ground_truth, extra_info or {})
     [entry] = await _client(chosen.url, chosen.api_key).score(
         chosen.service, [item], task=chosen.task, trajectory=trajectory, wait_timeout_s=chosen.wait_timeout_s

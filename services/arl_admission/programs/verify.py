@@ -15,6 +15,8 @@ import time
 
 ITEM_S = 5.0
 LARGEST_ANSWER = 1 << 16
+MOST_WORDS = 2
+"""Of an answer in words, as `east` and `no solution`; what is longer is a sentence without one."""
 STARTTIME = 22 - 3
 """Of proc(5)'s fields, of which the third is the first behind the command's name. In ticks since the machine's boot."""
 CLOCK_BOOTTIME = 7
@@ -90,23 +92,32 @@ def math(text, reference):
     except ImportError:
         raise Unverifiable("verifier_missing", "the node's python3 has no package math-verify") from None
     # This process's end is the limit. What it fails at is no wrong answer.
-    wanted = parse(_marked(reference), parsing_timeout=None, raise_on_error=True)
+    wanted = _reference(parse, reference.strip())
     if not wanted:
         raise Unverifiable("bad_reference", "reference has no answer that can be read")
     said = parse(text, parsing_timeout=None, raise_on_error=True)
     return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
 
 
-def _marked(reference):
+def _reference(parse, text):
     """Answers of datasets are plain LaTeX, of which the library reads no more than a number: `10` of `10\\pi`.
 
-    What begins as a sentence, or says where its answer is, is read as it is.
+    What says where its answer is, and a sentence without LaTeX, is read as it is.
     """
-    if any(mark in reference for mark in ("$", "\\(", "\\[", "\\boxed", "####")):
-        return reference
-    words = reference.split()[:2]
-    begins_as_sentence = len(words) == 2 and all(len(word) > 1 and word.strip(",:").isalpha() for word in words)
-    return reference if begins_as_sentence else "\\boxed{%s}" % reference
+    import re
+
+    def read(given):
+        return parse(given, parsing_timeout=None, raise_on_error=True)
+
+    if any(mark in text for mark in ("$", "\\(", "\\[", "\\boxed", "####")):
+        return read(text)
+    answer = re.sub(r"^[A-Za-z ]+:", "", text).strip().rstrip(".")
+    has_words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+\s*(\{[^{}]*\})?", "", answer))
+    boxed = read("\\boxed{%s}" % answer)
+    is_read = any(not isinstance(each, str) for each in boxed)
+    if has_words and "\\" not in answer:
+        return read(answer) or (boxed if len(answer.split()) <= MOST_WORDS else [])
+    return boxed if is_read else read(answer) or boxed
 
 
 VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}
@@ -124,7 +135,7 @@ def entry_of(kind, item):
 def apart(kind, item, limit_s):
     """By a process of its own, which is killed when its time is over. What it dies of is no score."""
     if limit_s <= 0:
-        return _error("verifier_timeout", "the action's time was over before this item")
+        return _error("no_time_left", "the action's time was over before this item")
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -140,7 +151,8 @@ def apart(kind, item, limit_s):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     if content is None:
-        return _error("verifier_timeout", "it was not verified within %g s" % limit_s)
+        code = "verifier_timeout" if limit_s >= ITEM_S else "no_time_left"
+        return _error(code, "it was not verified within %g s" % limit_s)
     return json.loads(content) if content else _error("verifier_failed", "its verifier ended without an answer")
 
 

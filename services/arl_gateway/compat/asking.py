@@ -33,13 +33,12 @@ UNSCORED = "tangram-unscored"
 """The header that has the numbers of the entries that got the number of the address, and no score."""
 MAX_NAMED = 50
 """Entries in a header: it is short."""
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2}))|.)",
-    re.DOTALL,
+_NO_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-"""One of JSON's. The group: NUL, or half of a surrogate pair."""
-_NO_CHARACTER = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+"""A surrogate pair; or NUL, or half of a pair. Where the backslash is itself escaped it is neither."""
+LARGE = 1 << 20
+"""Bytes of which the rewriting may take longer than others should wait."""
 
 
 class CompatRoute(CalledRoute):
@@ -57,17 +56,33 @@ class CompatRoute(CalledRoute):
         return handle_patiently
 
     @staticmethod
-    def readable(content: bytes) -> bytes:
+    async def readable(content: bytes) -> bytes:
         """With U+FFFD for what JSON can say and no text can be: a tokenizer's bytes make such characters."""
         if _NO_CHARACTER.search(content) is None:
             return content
-        return _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], content)
+        return await asyncio.to_thread(_readable, content) if len(content) > LARGE else _readable(content)
+
+
+def _readable(content: bytes) -> bytes:
+    return _NO_CHARACTER.sub(_character, content)
+
+
+def _character(found: re.Match[bytes]) -> bytes:
+    text, before = found[0], found.start()
+    while before > 0 and found.string[before - 1] == ord("\\"):
+        before -= 1
+    if (found.start() - before) % 2:  # what looks like the first escape is a backslash and letters
+        return text[:6] + (rb"\ufffd" if len(text) > 6 else b"")
+    return text if len(text) > 6 else rb"\ufffd"
 
 
 async def score(
     items: Sequence[ScoreItem], place: Place, caller: Caller, request: Request, response: Response, *, within_s: float
 ) -> Sequence[Score]:
-    """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time."""
+    """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time.
+
+    An entry with an error and a score has the number of the address, which is answered as it is.
+    """
     if not place.service.is_anywhere:
         raise Unavailable(f"no node has {place.service.name} yet; try again", retry_after_s=UNAVAILABLE_S)
     scores: Scores = request.app.state.scores
@@ -83,7 +98,8 @@ async def score(
         return entries
     without = [at for at, entry in enumerate(entries) if entry.error is not None and entry.error.code in OF_THE_TEXT]
     _name(response, UNSCORED, without)
-    return [Score(score=place.unscored) if at in without else entry for at, entry in enumerate(entries)]
+    given = {"score": place.unscored}
+    return [entry.model_copy(update=given) if at in without else entry for at, entry in enumerate(entries)]
 
 
 def _name(response: Response, header: str, entries: Sequence[int]) -> None:

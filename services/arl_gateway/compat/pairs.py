@@ -98,7 +98,7 @@ async def _score_labels(body: ScoreTexts, caller: Caller, request: Request, resp
     ]
     entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
     scores = [
-        _likely(entry.values or [number_of(entry, at)], apply_softmax=body.apply_softmax)
+        _likely(entry.values, apply_softmax=body.apply_softmax) if entry.values else [number_of(entry, at)]
         for at, entry in enumerate(entries)
     ]
     usage = {"prompt_tokens": 0, "total_tokens": 0}

@@ -58,7 +58,7 @@ async def classify(body: PoolingRequest, caller: Writer, request: Request, respo
     place, entries = await _scored(body, caller, request, response)
     data = []
     for at, entry in enumerate(entries):
-        values = as_wanted(_values(entry, at), place.service, body.use_activation)
+        values = _wanted(entry, at, place, body)
         best = max(range(len(values)), key=values.__getitem__)
         data.append({"index": at, "label": f"LABEL_{best}", "probs": values, "num_classes": len(values)})
     return answered(said("classify", place, data=data), response)
@@ -72,7 +72,7 @@ async def pooling(body: PoolingRequest, caller: Writer, request: Request, respon
         {
             "index": at,
             "object": "pooling",
-            "data": _encoded(as_wanted(_values(entry, at), place.service, body.use_activation), body.encoding_format),
+            "data": _encoded(_wanted(entry, at, place, body), body.encoding_format),
         }
         for at, entry in enumerate(entries)
     ]
@@ -111,6 +111,11 @@ def _items(body: PoolingRequest, kind: str) -> list[ScoreItem]:
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [text_item(kind, given, field="input")]
     return [text_item(kind, each, field=f"input.{at}") for at, each in enumerate(given)]
+
+
+def _wanted(entry: Score, at: int, place: Place, body: PoolingRequest) -> list[float]:
+    values = _values(entry, at)
+    return values if entry.error is not None else as_wanted(values, place.service, body.use_activation)
 
 
 def _values(entry: Score, at: int) -> list[float]:
