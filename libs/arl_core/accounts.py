@@ -17,6 +17,10 @@ class Accounts:
         """Of all nodes together."""
         self._expected: dict[UUID, float] = {}
 
+    def began(self, task: int, demand: Amounts) -> None:
+        """One more action of it waits, for these amounts at least."""
+        self.shares.begin(task, own_resource(demand, self.total))
+
     def granted(self, action_id: UUID, task: int, share_s: float, amounts: Amounts) -> None:
         """What it is expected to have of these amounts, by `Curves.share_s`."""
         self._expected[action_id] = self.shares.expect(task, share_s, own_resource(amounts, self.total))

@@ -108,13 +108,15 @@ class Shares:
         for task in changed:
             self._recount(task)
 
-    def begin(self, task: int) -> None:
-        """One more action of it waits or runs. Whoever was idle starts level with who was served last.
+    def begin(self, task: int, resource: str = "") -> None:
+        """One more action of it waits or runs. Whoever was idle starts level with who was served last of the resource.
 
         What others are only expected to have does not count here: it may turn out to be little.
         """
         if task not in self._active:
             least = min((self._virtual[other] for other in self._active), default=0.0)
+            if resource in self._served:
+                self._resource[task] = resource
             self._virtual[task] = max(self._virtual.get(task, 0.0), self._served_beside(task), least)
         self._active[task] = self._active.get(task, 0) + 1
         self._recount(task)
@@ -132,9 +134,9 @@ class Shares:
     def expect(self, task: int, share_s: float, resource: str = "") -> float:
         """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
         cost = share_s / (self._parts.get(task) or self.part(task))
+        self._resource[task] = resource
         # What it was behind beyond its credit is lost now, or it would go first until all of that was made up.
         self._virtual[task] = self.virtual_s(task) - self._expected.get(task, 0.0)
-        self._resource[task] = resource
         self._served[resource] = max(self._served.get(resource, 0.0), self._virtual.get(task, 0.0))
         self._expected[task] = self._expected.get(task, 0.0) + cost
         self._running[task] = self._running.get(task, 0) + 1

@@ -11,8 +11,8 @@ __all__ = ["LOOKS", "Demanded", "Looks", "hardest_first", "placed"]
 
 LOOKS = 5_000
 """At places, after the first that did not do: beyond that there is none. What is found first is nearly always right."""
-OF_A_ROUND, AT_MOST = 20_000, 0.25
-"""Of all searches of a round together, and the part of what is left that one may have: so each has some."""
+OF_A_ROUND, AT_MOST, AT_LEAST = 20_000, 0.25, 10
+"""Of all searches of a round together; the part of what is left that one may have; and what each has in any case."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Looks:
 
     def of_one(self) -> int:
         """Of the search that comes next."""
-        return min(LOOKS, int(AT_MOST * self.left))
+        return max(AT_LEAST, min(LOOKS, int(AT_MOST * self.left)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ __all__ = ["RESERVATIONS", "Reservations"]
 
 RESERVATIONS = 64
 """In one round, at most."""
+IN_VAIN = 16
+"""Demands that are remembered, of those that could be at the same places."""
 LENDERS = 8
 """That are asked for one action, at most."""
 MUCH_SOONER = 0.5
@@ -32,6 +34,7 @@ HARDLY_EXCEEDED = 0.9
 """The quantile of its class at which who is lent something has to be over."""
 
 _CORES = "cpu_milli"
+_Where = tuple[frozenset[str], int | None, bool]
 
 
 @runtime_checkable
@@ -49,6 +52,12 @@ class _Kept:
     """Whatever is over within so long is lent of it; 0 where nothing is."""
 
 
+def _where(action: Waiting) -> _Where:
+    """What decides about its nodes besides amounts."""
+    environment = action.environment
+    return action.cls.requires, environment.node if environment is not None else None, environment is not None
+
+
 class Reservations:
     """One round's."""
 
@@ -63,6 +72,8 @@ class Reservations:
         """The longest for which anything is lent."""
         self._lenders: list[int] = []
         """Nodes on which anything is lent and cores are left."""
+        self._in_vain: dict[_Where, list[Amounts]] = {}
+        """Demands that no node would ever have, by where they could be."""
         durations = snapshot.curves.durations
         self._spread = durations if isinstance(durations, _Spread) else None
         self._late_s: dict[int, float] = {}
@@ -76,10 +87,13 @@ class Reservations:
         if len(self._kept) >= RESERVATIONS:
             return None
         before = self._before.pop(action.id, None)
+        if self._is_in_vain(action):
+            return None
         first = before.node if before is not None else None
         outside = self._snapshot.running.outside
         nodes = self._free.lacking_what_comes_back(action, outside=outside, first=first, but=self._kept)
         if not nodes:
+            self._note_in_vain(action)
             return None
         lacking = {node: self._free.lacking(node, action) for node in nodes}
         waits_s = {node: self._until_free_s(node, lacking[node]) for node in nodes if node != first}
@@ -92,6 +106,17 @@ class Reservations:
                 reservation, lent_s = before, kept_s
         self._made[action.id] = reservation
         return reservation.node, self._keep(reservation.node, action, lent_s)
+
+    def _is_in_vain(self, action: Waiting) -> bool:
+        """Nodes were looked through for less already, and none would ever have it: in a round none has more later."""
+        demand = action.cls.demand.minimum
+        known = self._in_vain.get(_where(action), ())
+        return any(all(demand.get(name, 0) >= amount for name, amount in less.items()) for less in known)
+
+    def _note_in_vain(self, action: Waiting) -> None:
+        known = self._in_vain.setdefault(_where(action), [])
+        known.append(action.cls.demand.minimum)
+        del known[:-IN_VAIN]
 
     def lend_nothing_of(self, node: int) -> None:
         """Whoever it is kept for starts as soon as those who run there have given something up."""

@@ -86,7 +86,7 @@ class Books:
             action = action._replace(environment=Environment(environment, home.node))
         self._queued[action.id] = action
         self._waiting.add(action)
-        self._accounts.shares.begin(action.task)
+        self._accounts.began(action.task, action.cls.demand.minimum)
 
     def grant(self, grant: Grant, *, now: float) -> bool:
         """Whether its service was resident on the granted devices already, where it is one of devices."""

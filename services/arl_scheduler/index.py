@@ -238,7 +238,7 @@ class Index:
         )
         self._queued[id] = action
         self._waiting.know(action)
-        self._accounts.shares.begin(action.task)
+        self._accounts.began(action.task, action.cls.demand.minimum)
         self.deadlines.add(action)
         if name is None or home is None:
             self._offer(action)

@@ -101,3 +101,15 @@ def test_a_paused_task_takes_no_part_of_what_its_project_gets() -> None:
     assert shares.part(1) == 1.0
     shares.pause(frozenset())
     assert [shares.part(task) for task in (1, 2, 3)] == [0.5, 0.5, 1.0]
+
+
+def test_a_newcomer_begins_level_with_those_who_have_the_resource_that_it_asks_for() -> None:
+    shares = Shares()
+    for task in (1, 2):
+        shares.begin(task)
+    for task, resource, used in ((1, "cpu", 1000.0), (2, "slots", 5.0)):
+        for _ in range(2):
+            shares.settle(task, shares.expect(task, used, resource), used)
+    shares.begin(3, "cpu")
+    shares.begin(4, "slots")
+    assert (shares.virtual_s(3), shares.virtual_s(4)) == (1000.0, 10.0)

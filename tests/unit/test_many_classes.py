@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from arl_core.curves import FRESH_S, MANY, Curves
-from arl_core.model import ActionClass
+from arl_core.model import ActionClass, Amounts, Demand
+from arl_core.running import RunningIndex
 from arl_core.spar import Spar
 from support.builders import a_class, a_pool, a_snapshot, an_action
 
@@ -71,3 +72,27 @@ class TestBasis:
         curves.of(a_class(1))
         curves.now += FRESH_S / 2
         assert curves.basis("use") is not basis
+
+
+class CountedIndex(RunningIndex):
+    """Of what runs, and how often it was asked what comes back."""
+
+    asked = 0
+
+    def outside(self, node: int) -> Amounts:
+        self.asked += 1
+        return super().outside(node)
+
+
+def test_what_no_node_will_ever_have_is_not_looked_for_by_all_who_want_as_much() -> None:
+    """Environments hold the memory; each action that waits wants another amount of it, and all are overdue."""
+    free = {"cpu_milli": 8000, "memory_mib": 100}
+    pools = [a_pool(node, cpu_milli=8000, memory_mib=64_000, free=free) for node in range(1, 51)]
+    queued = [an_action(n, cls=replace(a_class(n), demand=needing(1000 + n)), submitted=0.0) for n in range(1, 301)]
+    running = CountedIndex()
+    Spar().plan(replace(a_snapshot(queued=queued, pools=pools), now=NOW, running=running))
+    assert 0 < running.asked <= 2 * len(pools)
+
+
+def needing(memory_mib: int) -> Demand:
+    return Demand({"cpu_milli": 1000, "memory_mib": memory_mib})
