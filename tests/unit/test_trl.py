@@ -123,7 +123,8 @@ def test_every_trainer_sees_that_it_is_a_coroutine_function_and_it_can_be_pickle
     for each in (reward, pickle.loads(pickle.dumps(reward))):
         assert inspect.iscoroutinefunction(each)
         assert asyncio.iscoroutinefunction(each)
-        assert (each.__name__, each.args[0].reference) == ("tangram_quality", "answer")
+        assert (each.__name__, each.func.__name__) == ("tangram_quality", "tangram_quality")
+        assert each.asking.reference == "answer"
     assert "tk_secret" not in repr(reward)
 
 

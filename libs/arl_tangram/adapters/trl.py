@@ -65,23 +65,29 @@ class TangramReward(partial[Any]):
     __name__: str
     """Under which TRL logs it."""
 
+    asking: "_Asking"
+
     def __new__(cls, service: str, **options: Unpack[RewardOptions]) -> Self:
-        reward = super().__new__(cls, _rewards, _Asking(service=service, **options))
-        reward.__name__ = f"tangram_{service}"
+        asking = _Asking(service=service, **options)
+
+        async def rewards(prompts: Sequence[Text], completions: Sequence[Text], **columns: Any) -> list[float | None]:
+            return await asking.rewards(prompts, completions, columns)
+
+        # TRL has its name from the one or the other, by its version.
+        reward = super().__new__(cls, rewards)
+        reward.__name__ = rewards.__name__ = f"tangram_{service}"
+        reward.asking = asking
         return reward
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), vars(self.args[0]))
+        return _made, (type(self), vars(self.asking))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.asking})"
 
 
 def _made(cls: type[TangramReward], given: dict[str, Any]) -> TangramReward:
     return cls(**given)
-
-
-async def _rewards(
-    asking: "_Asking", prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
-) -> list[float | None]:
-    return await asking.rewards(prompts, completions, columns)
 
 
 @dataclass(frozen=True, kw_only=True)
