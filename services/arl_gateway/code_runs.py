@@ -71,8 +71,6 @@ class _Going:
 
 
 class CodeRuns:
-    """To be made in the event loop that it runs in."""
-
     def __init__(self, actions: Actions, *, pause_s: float = PAUSE_S, grace_s: float = GRACE_S) -> None:
         self._actions, self._held = actions, Held(actions, pause_s=pause_s)
         self._grace_s = grace_s

@@ -19,7 +19,7 @@ from arl_wire.errors import FieldError, NotFound
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
-__all__ = ["Place", "place_of", "said_by"]
+__all__ = ["Place", "Whose", "place_of", "said_by"]
 
 HEADER = "tangram-"
 SHOWN = 128
@@ -39,11 +39,16 @@ class Place:
     """The number of an item that its own text keeps from being scored; None is none."""
 
 
-class _AskedOf(Strict):
-    service: ServiceName | None = None
-    task: Name = "score"
+class Whose(Strict):
+    """Of which rollout a request is."""
+
     trajectory: Name | None = None
     step: int | None = Field(default=None, ge=0, le=2**31 - 1)
+
+
+class _AskedOf(Whose):
+    service: ServiceName | None = None
+    task: Name = "score"
     unscored: float | None = Field(default=None, allow_inf_nan=False)
 
 

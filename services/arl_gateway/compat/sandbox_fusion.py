@@ -22,12 +22,11 @@ from arl_gateway.called import CalledRoute
 from arl_gateway.code_runs import CodeRun, CodeRuns, Ran
 from arl_gateway.compat.asking import ACTION, answered
 from arl_gateway.compat.languages import LANGUAGES, Language
-from arl_gateway.compat.places import said_by
+from arl_gateway.compat.places import Whose, said_by
 from arl_gateway.routes import ANY, BODY, Writer, trace_of
 from arl_kit.app import documented, validation_failed
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, Name, SubmitAction, TemplateName
-from arl_wire.base import Strict
 from arl_wire.errors import (
     DemandImpossible,
     FieldError,
@@ -112,10 +111,8 @@ class RunCodeReply(BaseModel):
     files: dict[str, str] = {}
 
 
-class _AskedOf(Strict):
+class _AskedOf(Whose):
     task: Name = "run_code"
-    trajectory: Name | None = None
-    step: int | None = Field(default=None, ge=0, le=2**31 - 1)
     template: TemplateName | None = None
     cpu: float = 1
     within: Seconds | None = None
