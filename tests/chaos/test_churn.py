@@ -65,8 +65,9 @@ def agents(launcher: int) -> list[int]:
     return [int(pid) for pid in children[1:]]
 
 
-def files_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def files_of(launcher: int) -> int:
+    """Without the channel of each agent: how many stand ready differs while the launcher makes new ones."""
+    return len(os.listdir(f"/proc/{launcher}/fd")) - len(agents(launcher))
 
 
 def resident_kib(pid: int) -> int:
