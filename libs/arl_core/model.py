@@ -1,7 +1,7 @@
 """What the scheduler knows of actions, nodes and environments.
 
 All amounts are integers: `cpu_milli` (milli-cores), `memory_mib`, `disk_mib`, `gpu` (devices),
-`slots:SERVICE`, `concurrency`, and whatever else nodes declare. Times are seconds of the database's clock, as a float
+`slots:SERVICE`, `calls:ENDPOINT`, and whatever else nodes declare. Times are seconds of the database's clock, as a float
 since the epoch.
 """
 
@@ -36,6 +36,7 @@ __all__ = [
     "TrajectoryName",
     "Waiting",
     "action_part",
+    "calls_of",
     "environment_part",
     "is_slot",
     "slot_in",
@@ -46,6 +47,8 @@ Amounts = Mapping[str, int]
 
 _SLOTS = "slots:"
 """What the slots of a reward service begin with."""
+_CALLS = "calls:"
+"""And calls of an endpoint."""
 
 TrajectoryName = tuple[int, str]
 """Task and trajectory: what a persistent environment is called, and a pod."""
@@ -67,6 +70,11 @@ def action_part(amounts: Amounts) -> dict[str, int]:
 def slots_of(service: str) -> str:
     """The resource that an action of this reward service demands."""
     return _SLOTS + service
+
+
+def calls_of(endpoint: str) -> str:
+    """The resource that a call of this endpoint demands: one in flight, and one of its rate where it has one."""
+    return _CALLS + endpoint
 
 
 def is_slot(resource: str) -> bool:

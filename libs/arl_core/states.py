@@ -39,9 +39,10 @@ class Role(StrEnum):
     SCHEDULER = "scheduler"
     CPU = "cpu"
     GPU = "gpu"
+    API = "api"
 
 
-MANAGERS = frozenset({Role.CPU, Role.GPU})
+MANAGERS = frozenset({Role.CPU, Role.GPU, Role.API})
 
 _ADMISSION = frozenset({Role.ADMISSION})
 _SCHEDULER = frozenset({Role.SCHEDULER})

@@ -6,6 +6,14 @@ from arl_core.states import EDGES, Edge, Role
 
 __all__ = ["GRANTS", "edge_trigger", "grants_for", "role_name"]
 
+_MANAGER_OF_NOTHING_KEPT = (
+    "update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
+    "insert on action_results",
+    "insert, update on nodes",
+    "insert, update on node_beats",
+)
+"""What it runs leaves nothing on its node."""
+
 GRANTS: Mapping[Role, tuple[str, ...]] = {
     Role.GATEWAY: (
         "insert, update on api_keys",
@@ -47,12 +55,8 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert, update on environments",
         "insert, delete on snapshots",
     ),
-    Role.GPU: (
-        "update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
-        "insert on action_results",
-        "insert, update on nodes",
-        "insert, update on node_beats",
-    ),
+    Role.GPU: _MANAGER_OF_NOTHING_KEPT,
+    Role.API: _MANAGER_OF_NOTHING_KEPT,
 }
 
 
