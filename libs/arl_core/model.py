@@ -1,8 +1,8 @@
 """What the scheduler knows of actions, nodes and environments.
 
 All amounts are integers: `cpu_milli` (milli-cores), `memory_mib`, `disk_mib`, `gpu` (devices),
-`slots:SERVICE`, `calls:ENDPOINT`, and whatever else nodes declare. Times are seconds of the database's clock, as a float
-since the epoch.
+`slots:SERVICE`, `calls:ENDPOINT`, and whatever else nodes declare. Times are seconds of the database's clock, as a
+float since the epoch.
 """
 
 from collections.abc import Mapping

@@ -10,11 +10,16 @@ LIBRARIES = ("LD_LIBRARY_PATH", "PYTHONPATH")
 OF_DEVICES = ("CUBLAS_", "CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_")
 """What such names begin with. A batch scheduler says in CUDA_VISIBLE_DEVICES which GPUs are its job's."""
 
-
-def passed_on(environment: Mapping[str, str], *, devices: bool = False) -> dict[str, str]:
-    """`devices`: to a process that computes on devices, or that starts one."""
-    return {name: value for name, value in environment.items() if _is_passed_on(name, devices=devices)}
+OF_THE_INTERNET = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""In capitals or not: by what way one gets there, and whom one believes."""
 
 
-def _is_passed_on(name: str, *, devices: bool) -> bool:
-    return name in ALWAYS or (devices and (name in LIBRARIES or name.startswith(OF_DEVICES)))
+def passed_on(environment: Mapping[str, str], *, devices: bool = False, internet: bool = False) -> dict[str, str]:
+    """`devices`: to a process that computes on devices, or that starts one. `internet`: to one that calls others'."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in ALWAYS
+        or (devices and (name in LIBRARIES or name.startswith(OF_DEVICES)))
+        or (internet and name.upper() in OF_THE_INTERNET)
+    }

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from arl_core.fence import Fence
 from arl_store.tx import ReadTx, Row, WriteTx
@@ -14,10 +14,13 @@ __all__ = [
     "HELD_HERE",
     "NameTaken",
     "columns",
+    "edges_of",
+    "load_statement",
     "other_holder",
     "refuse",
     "register",
     "reported_edge",
+    "start_statement",
 ]
 
 BE_ALONE_WITH_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
@@ -71,6 +74,8 @@ HELD_HERE = """select coalesce(json_agg(g), '[]')::text
                        and state in ('granted', 'running')) as g"""
 """What a node holds by its rows, as its poll reads it."""
 
+_OF_SPECS = "s.timeout_s, s.payload::text as payload"
+
 _REPORTED_EDGE = """ours as (
         select a.id, r.outcome, r.reason, r.run_us,
                r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
@@ -102,6 +107,43 @@ REFUSE = text(f"""
       from ours
      where a.id = ours.id
 """)  # noqa: S608 - constants of this module
+
+
+def start_statement(more: str) -> TextClause:
+    """`granted -> running` of the fences that are granted to us, answered with their specs.
+
+    `more` begins with a comma: further columns, of `action_specs` `s`.
+    """
+    return text(f"""
+    {GRANTED_TO_US}, started as (
+        update actions as a
+           set state = 'running', started_at = now()
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.cancel_requested_at is not null as cancel
+    )
+    select started.id, started.grant_no, started.cancel, {_OF_SPECS}{more}
+      from started
+      join action_specs as s using (id)
+""")  # noqa: S608 - constants of modules
+
+
+def load_statement(more: str) -> TextClause:
+    """Running rows of this node, as `start_statement` answers them."""
+    return text(f"""
+    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, {_OF_SPECS}{more}
+      from actions as a
+      join action_specs as s using (id)
+     where a.id = any(cast(:ids as uuid[]))
+       and a.node_epoch = :epoch
+       and a.state = 'running'
+""")  # noqa: S608 - constants of modules
+
+
+def edges_of(rows: Sequence[Row]) -> tuple[frozenset[Fence], frozenset[Fence]]:
+    """Of what a `reported_edge` answers: the fences that settled, and those that went back to the queue."""
+    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
+    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 
 def reported_edge(may_run_again: str = "true") -> str:

@@ -9,16 +9,19 @@ with Tangram() as tangram:
 
 from arl_core.states import Outcome, State
 from arl_tangram.client import AsyncTangram, Tangram
+from arl_tangram.endpoints import CallOptions, call_action, response_of
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
 from arl_tangram.options import ExecOptions, exec_action
 from arl_tangram.rewards import ScoreOptions, score_action, scores_of
 from arl_tangram.sessions import AsyncSession, Session
 from arl_tangram.streaming import Output, OutputEvent
 from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
+from arl_wire.calls import CallResponse, Endpoint
 from arl_wire.environments import CreateEnvironment, Environment
 from arl_wire.errors import (
     Conflict,
     DemandImpossible,
+    EndpointUnknown,
     Forbidden,
     IdempotencyKeyReused,
     NotFound,
@@ -41,9 +44,13 @@ __all__ = [
     "AsyncSession",
     "AsyncTangram",
     "BatchRefused",
+    "CallOptions",
+    "CallResponse",
     "Conflict",
     "CreateEnvironment",
     "DemandImpossible",
+    "Endpoint",
+    "EndpointUnknown",
     "Environment",
     "ExecOptions",
     "Forbidden",
@@ -73,9 +80,11 @@ __all__ = [
     "Unavailable",
     "ValidationFailed",
     "WaitTimeout",
+    "call_action",
     "exec_action",
     "expect_ok",
     "fetched_files",
+    "response_of",
     "score_action",
     "scores_of",
 ]

@@ -13,6 +13,7 @@ from arl_tangram import administering, batching, operations, streaming, tracing
 from arl_tangram.bounded import bounded
 from arl_tangram.channels import AsyncChannel, Channel
 from arl_tangram.connection import resolve
+from arl_tangram.endpoints import AsyncEndpoints, Endpoints
 from arl_tangram.operations import Operation, Pause, Reply, WaitTimeout
 from arl_tangram.options import ExecOptions, exec_action, file_action
 from arl_tangram.rewards import AsyncRewards, Rewards
@@ -38,7 +39,7 @@ TAKE_BACK_S = 5.0
 """So long a cancelled task stays for the sake of its action."""
 
 
-class Tangram(Trees, Rewards, Shares):
+class Tangram(Trees, Rewards, Endpoints, Shares):
     """A blocking client, safe to share between threads, and to use after a fork.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
@@ -209,7 +210,7 @@ class Tangram(Trees, Rewards, Shares):
                 reply = send(self._channel.http, step)
 
 
-class AsyncTangram(AsyncTrees, AsyncRewards, AsyncShares):
+class AsyncTangram(AsyncTrees, AsyncRewards, AsyncEndpoints, AsyncShares):
     """An awaiting client, of any event loop. What each method does is said at `Tangram`."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:

@@ -19,7 +19,7 @@ __all__ = ["life_of", "lives", "settled_lately", "traceparents"]
 LIVES = text("""
     select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
            a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
-           case when a.kind = 'score' and a.state = 'settled'
+           case when a.kind in ('score', 'call') and a.state = 'settled'
                 then (select r.timeline::text
                         from action_results as r
                        where r.id = a.id

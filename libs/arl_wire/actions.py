@@ -19,10 +19,12 @@ from pydantic import (
 
 from arl_core.states import Outcome, State
 from arl_wire.base import Strict
+from arl_wire.calls import CallRequest, CallResponse, EndpointName
 from arl_wire.checks import StrictBase64, argument, no_nul, relative_path
 from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
 from arl_wire.resources import Resources
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
+from arl_wire.streams import OutputStream
 
 __all__ = [
     "HOST",
@@ -69,7 +71,7 @@ Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
 
 
 OF_PROGRAMS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
-NOT_OF_SCORES = (*OF_PROGRAMS, "env", "files", "fetch", "environment", "demand", "elasticity", "require")
+ONLY_OF_SANDBOXES = (*OF_PROGRAMS, "env", "files", "fetch", "environment", "demand", "elasticity", "require")
 
 
 class CpuRange(Strict):
@@ -126,7 +128,8 @@ class EnvironmentRequest(Strict):
 
 
 class SubmitAction(Strict):
-    """One bounded command or Python program, or, of kind `score`, `items` for a reward `service`.
+    """One bounded command or Python program; of kind `score`, `items` for a reward `service`; of kind `call`, a
+    `request` to an `endpoint`.
 
     The other kinds run nothing and need no cores: `environment.create` makes the trajectory's environment,
     `environment.files` writes `files` into it and returns those of `fetch`. `environment.transfer` is how
@@ -149,7 +152,7 @@ class SubmitAction(Strict):
         }
     )
 
-    kind: Literal["exec", "score", "environment.create", "environment.files", "environment.transfer"] = "exec"
+    kind: Literal["exec", "score", "call", "environment.create", "environment.files", "environment.transfer"] = "exec"
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
     profile: ProfileName | None = Field(
@@ -197,6 +200,8 @@ class SubmitAction(Strict):
     items: list[ScoreItem] = Field(
         default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: what the kind of its service takes"
     )
+    endpoint: EndpointName | None = Field(default=None, description="Of kind `call`: see /v1/endpoints")
+    request: CallRequest | None = Field(default=None, description="Of kind `call`: what is sent to it")
     elasticity: Annotated[Amdahl | Table | NoElasticity, Field(discriminator="model")] = NoElasticity(model="none")
     priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first, among one task's")
     deadline_s: float | None = Field(
@@ -208,7 +213,11 @@ class SubmitAction(Strict):
         " actions of its class could end in time, it settles `deadline_in_queue`. It kills nothing that runs",
     )
     retries: int = Field(default=0, ge=0, le=10, description="Attempts after an infra_error, and only after that")
-    idempotent: bool = Field(default=False, description="May be retried inside a trajectory's environment")
+    idempotent: bool = Field(
+        default=False,
+        description="May be retried inside a trajectory's environment; of a call: may be sent again where it is not"
+        " known whether it was carried out",
+    )
     require: list[Literal["cpu", "memory", "pids", "disk"]] = Field(
         default_factory=list, max_length=4, description="Limits that must be enforced, or the action is refused"
     )
@@ -216,11 +225,13 @@ class SubmitAction(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SubmitAction":
-        if self.kind == "score":
-            self._names_what_is_scored()
-            return self
-        if self.service is not None or self.items:
+        if self.kind != "score" and (self.service is not None or self.items):
             raise ValueError(f"kind `{self.kind}` scores nothing; it takes no service and no items")
+        if self.kind != "call" and (self.endpoint is not None or self.request is not None):
+            raise ValueError(f"kind `{self.kind}` calls nothing; it takes no endpoint and no request")
+        if self.kind in ("score", "call"):
+            self._needs_no_sandbox()
+            return self
         if self.kind == "exec":
             self._runs_one_program()
         else:
@@ -246,13 +257,19 @@ class SubmitAction(Strict):
         if self.kind == "environment.transfer" and (self.files or self.fetch):
             raise ValueError("kind `environment.transfer` takes no files; they come by a request of their own")
 
-    def _names_what_is_scored(self) -> None:
-        if self.service is None or not self.items:
+    def _needs_no_sandbox(self) -> None:
+        if self.kind == "call" and (self.endpoint is None or self.request is None):
+            raise ValueError("kind `call` needs an endpoint and a request")
+        if self.request is not None and self.retries and not (self.idempotent or self.request.is_repeatable):
+            raise ValueError(
+                f"retries of a {self.request.method} may carry it out twice; say `idempotent` if that is fine"
+            )
+        if self.kind == "score" and (self.service is None or not self.items):
             raise ValueError("kind `score` needs a service and items")
         if sum(item.characters for item in self.items) > MAX_CHARACTERS:
             raise ValueError(f"the items have more than {MAX_CHARACTERS} characters; use several actions")
-        if given := [name for name in NOT_OF_SCORES if getattr(self, name) != _default(name)]:
-            raise ValueError(f"kind `score` runs no program; it takes no {' and no '.join(given)}")
+        if given := [name for name in ONLY_OF_SANDBOXES if getattr(self, name) != _default(name)]:
+            raise ValueError(f"kind `{self.kind}` runs no program; it takes no {' and no '.join(given)}")
 
     def _runs_one_program(self) -> None:
         if [self.argv, self.source, self.session].count(None) != 2:
@@ -277,15 +294,6 @@ def _default(name: str) -> Any:
     return SubmitAction.model_fields[name].get_default(call_default_factory=True)
 
 
-class OutputStream(BaseModel):
-    """The first MiB of a stream and how much there was."""
-
-    text: str = Field(default="", description="UTF-8; bytes that are not are written as \\xNN")
-    base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
-    total_bytes: int = 0
-    truncated: bool = False
-
-
 class ActionResult(BaseModel):
     """What the accepted attempt left."""
 
@@ -301,6 +309,9 @@ class ActionResult(BaseModel):
     left_behind: int = Field(default=0, description="Its processes still in the environment, frozen")
     enforcement: dict[str, str] = Field(default_factory=dict, description="What held: enforced, best_effort, absent")
     scores: list[Score] | None = Field(default=None, description="Of kind `score`: one for each item, in their order")
+    response: CallResponse | None = Field(
+        default=None, description="Of kind `call`: what was answered, where there was an answer"
+    )
 
 
 class Times(BaseModel):

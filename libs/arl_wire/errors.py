@@ -12,6 +12,7 @@ TangramError
 │   ├── RequirementNotEnforced  no node enforces what it requires
 │   ├── TemplateUnknown         no node has the template it begins with
 │   ├── ServiceUnknown          no node has the reward service it names
+│   ├── EndpointUnknown         no broker has the endpoint it names
 │   ├── GangRefused             another of those that start together is refused
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
@@ -33,6 +34,7 @@ __all__ = [
     "BadRequest",
     "Conflict",
     "DemandImpossible",
+    "EndpointUnknown",
     "FieldError",
     "Forbidden",
     "GangRefused",
@@ -192,6 +194,10 @@ class TemplateUnknown(Unprocessable):
 
 class ServiceUnknown(Unprocessable):
     code, title = "service_unknown", "No node has this reward service"
+
+
+class EndpointUnknown(Unprocessable):
+    code, title = "endpoint_unknown", "No broker has this endpoint"
 
 
 class NotScored(Unprocessable):

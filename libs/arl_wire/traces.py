@@ -20,6 +20,8 @@ SpanName = Literal[
     "batch",
     "restore weights",
     "completion",
+    "endpoint wait",
+    "request",
     "settle",
 ]
 

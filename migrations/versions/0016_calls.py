@@ -12,7 +12,7 @@ STATEMENTS = [
     "comment on column action_results.response is 'of a call: status, headers and tries; its body is in stdout'",
     "alter table nodes add column endpoints jsonb not null default '[]'",
     "alter table nodes add column rates jsonb not null default '{}'",
-    "comment on column nodes.rates is 'by resource: {\"per_s\": calls a second, \"burst\": calls at once after a pause}'",
+    'comment on column nodes.rates is \'by resource: {"per_s": calls a second, "burst": calls at once after a pause}\'',
 ]
 
 

@@ -13,11 +13,13 @@ from arl_store.tx import Row
 from arl_wire.actions import HOST, SubmitAction
 from arl_wire.errors import (
     DemandImpossible,
+    EndpointUnknown,
     FieldError,
     RequirementNotEnforced,
     ServiceUnknown,
     TangramError,
     TemplateUnknown,
+    ValidationFailed,
 )
 from arl_wire.internal import AdmitItem
 from arl_wire.kinds import VERIFIERS, misfit
@@ -41,6 +43,8 @@ class Fleet:
     """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
     registered: frozenset[str] = frozenset()
     """Services that may be removed."""
+    endpoints: dict[str, list[str]] | None = None
+    """Methods by name, of all brokers; None where there is no broker."""
     read_at: float = float("-inf")
     removals: int = 0
     """How often a service was forgotten: what was read before that may still name it."""
@@ -61,6 +65,8 @@ class Fleet:
         along = {e["name"]: e["kind"] for offer in offers for e in offer if not e.get("registered", False)}
         self.services = {**along, **registered} if offers else None
         self.registered = frozenset(registered)
+        brokers = [json.loads(row.endpoints) for row in rows if row.kind == "api"]
+        self.endpoints = {each["name"]: each["methods"] for there in brokers for each in there} if brokers else None
 
     def forget(self, service: str) -> None:
         """It was removed; a node may still say that it has it."""
@@ -69,16 +75,20 @@ class Fleet:
             self.services.pop(service, None)
 
     def has_all(self, items: Sequence[AdmitItem]) -> bool:
-        """Whether a template or service that they name may have come since the last look."""
+        """Or whether a template, service or endpoint that they name may have come since the last look."""
         known = {None}.union(*(node.templates for node in self.nodes))
-        services = {None, *(self.services or ())}
+        services, endpoints = {None, *(self.services or ())}, {None, *(self.endpoints or ())}
         return all(
-            item.action.environment.template in known and (item.action.service in services or is_verified(item.action))
-            for item in items
+            action.environment.template in known
+            and (action.service in services or is_verified(action))
+            and action.endpoint in endpoints
+            for action in (item.action for item in items)
         )
 
     def refusal(self, action: SubmitAction) -> TangramError | None:
         """Why no node could ever run it."""
+        if action.kind == "call":
+            return _unknown_endpoint(action, self.endpoints)
         if action.kind == "score" and (refused := self._misfit(action) or self._unknown_service(action)):
             return refused
         if action.kind == "score" and not is_verified(action):
@@ -150,6 +160,21 @@ def _unknown_service(name: str | None, known: Collection[str] | None) -> Service
     more = "" if known else "; `tangram doctor` says how to get models"
     message = f"no node has {name!r}; there is {', '.join(sorted({*known, *VERIFIERS}))}{more}"
     return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
+
+
+def _unknown_endpoint(action: SubmitAction, known: Mapping[str, Sequence[str]] | None) -> TangramError | None:
+    """Or one that does not take its method."""
+    if known is None or action.endpoint is None or action.request is None:
+        return None
+    if action.endpoint not in known:
+        there = ", ".join(sorted(known)) or "none"
+        message = f"no broker has {action.endpoint!r}; there is {there}; TANGRAM_ENDPOINTS names them"
+        return EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
+    methods = known[action.endpoint]
+    if action.request.method in methods:
+        return None
+    message = f"{action.endpoint} takes {', '.join(methods)}, and no {action.request.method}"
+    return ValidationFailed(message, errors=[FieldError(field="request.method", message=message)])
 
 
 def impossible(

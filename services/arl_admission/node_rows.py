@@ -53,7 +53,7 @@ FORGET_WISHES = text("""
 
 NODE_CAPACITIES = text("""
     select n.kind, n.capacity::text as capacity, n.enforced::text as enforced, n.templates::text as templates,
-           n.services::text as services
+           n.services::text as services, n.endpoints::text as endpoints
       from nodes as n
       join node_beats as b on b.node_id = n.id
      where b.last_beat > now() - make_interval(secs => :silent_s)

@@ -11,8 +11,9 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from arl_admission.verified import is_verified, program
-from arl_core.model import Shape, slots_of
+from arl_core.model import Shape, calls_of, slots_of
 from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
+from arl_wire.calls import CallRequest
 from arl_wire.internal import AdmitItem, AskedFor, GangBody, QueuedAction
 from arl_wire.scores import ScoreItem
 
@@ -103,7 +104,7 @@ def normalise(
         idempotent=action.idempotent,
         deadline_s=action.deadline_s,
         class_key=_class_key(queue_id, item, demand, elastic),
-        shape=(Shape.QUOTA if action.kind == "score" and not is_verified(action) else Shape.DIVISIBLE).value,
+        shape=_shape(action).value,
         demand=json.dumps(demand),
         elastic=json.dumps(elastic) if elastic else None,
         environment=json.dumps(environment),
@@ -123,6 +124,8 @@ def normalise(
 
 def demand_of(action: SubmitAction) -> dict[str, int]:
     """Minimum amounts in integers. What runs nothing needs no cores; what a model scores needs a slot."""
+    if action.endpoint is not None:
+        return {calls_of(action.endpoint): 1}
     if action.service is not None and not is_verified(action):
         return {slots_of(action.service): 1}
     cpu = action.demand.cpu
@@ -133,6 +136,11 @@ def demand_of(action: SubmitAction) -> dict[str, int]:
         "disk_mib": action.demand.disk_mib,
         **action.demand.resources,
     }
+
+
+def _shape(action: SubmitAction) -> Shape:
+    is_counted = action.kind == "call" or (action.kind == "score" and not is_verified(action))
+    return Shape.QUOTA if is_counted else Shape.DIVISIBLE
 
 
 def _milli(cores: float) -> int:
@@ -166,7 +174,7 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, profile and demand shape share a class."""
     action, begins_with = item.action, item.begins_with
-    program = action.service or (action.argv[0] if action.argv else "python" if action.session is None else "session")
+    program = action.service or action.endpoint or _program(action)
     home: list[Any] = [action.environment.scope, action.environment.template]
     if begins_with is not None:
         home.append(begins_with.node)
@@ -175,8 +183,16 @@ def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: 
     return int.from_bytes(digest, signed=True)
 
 
+def _program(action: SubmitAction) -> str:
+    if action.argv:
+        return action.argv[0]
+    return "python" if action.session is None else "session"
+
+
 def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, Any]:
     """What only the manager reads. Bytes in base64."""
+    if action.request is not None:
+        return _call(action, action.request)
     if is_verified(action):
         return program(action)
     if action.kind == "score":
@@ -193,4 +209,20 @@ def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, A
         "cwd": action.cwd,
         "files": {path: b64encode(content).decode() for path, content in action.files.items()},
         "fetch": action.fetch,
+    }
+
+
+def _call(action: SubmitAction, request: CallRequest) -> dict[str, Any]:
+    """Its headers with the one that says what its body is."""
+    headers = request.headers
+    if (kind := request.content_type) is not None and "content-type" not in map(str.lower, headers):
+        headers = {**headers, "Content-Type": kind}
+    return {
+        "endpoint": action.endpoint,
+        "method": request.method,
+        "path": request.path,
+        "query": request.query,
+        "headers": headers,
+        "body": b64encode(request.content).decode(),
+        "idempotent": action.idempotent,
     }

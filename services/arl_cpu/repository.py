@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_cpu.executor import Report
-from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
+from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, edges_of, reported_edge
 from arl_store.storable import storable
 from arl_store.tx import ReadTx, Row, WriteTx
 
@@ -270,8 +270,7 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
             **_results(reports),
         },
     )
-    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
-    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
+    return edges_of(rows)
 
 
 async def lose_environments(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:

@@ -15,6 +15,8 @@ from arl_gateway.code_runs import CodeRuns
 from arl_gateway.compat.routers import PREFIXED
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.document import describe
+from arl_gateway.endpoint_routes import router as endpoint_router
+from arl_gateway.endpoints import Endpoints
 from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
 from arl_gateway.explain_routes import router as explain_router
@@ -43,6 +45,7 @@ from arl_gateway.snapshot_routes import router as snapshot_router
 from arl_gateway.snapshots import Snapshots
 from arl_gateway.stragglers import Stragglers
 from arl_gateway.submit_routes import router as submit_router
+from arl_gateway.through import Through
 from arl_gateway.trace_routes import router as trace_router
 from arl_gateway.traces import Traces
 from arl_gateway.waiters import Waiters
@@ -67,6 +70,7 @@ ROUTERS = (
     archive_router,
     snapshot_router,
     reward_router,
+    endpoint_router,
     *COMPATIBLE,
     trace_router,
     explain_router,
@@ -91,7 +95,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
     scores = Scores(actions, flights=settings.score_flights, max_waiting=settings.max_scores_waiting)
-    code_runs = CodeRuns(actions)
+    code_runs, through = CodeRuns(actions), Through(actions)
     environments = Environments(store, actions)
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)
@@ -109,13 +113,14 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store, peers, admission_url=settings.admission_url)
+        app.state.endpoints, app.state.through = Endpoints(store), through
         app.state.offered, app.state.scores, app.state.code_runs = Offered(store), scores, code_runs
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         for each in (peers, nodes, listener):
             await each.start()
         waiters.start()
         yield
-        for held in (scores, code_runs, actions):
+        for held in (scores, code_runs, through, actions):
             await held.drain()
         for running in (waiters, listener, nodes, peers):
             await running.stop()
@@ -135,7 +140,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         public=True,
         may_scrape=[may_administer],
     )
-    app.state.drain = partial(_drain, waiters, live, code_runs)
+    app.state.drain = partial(_drain, waiters, live, code_runs, through)
     _serve(app)
     return app
 
@@ -165,7 +170,8 @@ def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySetti
     app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 
 
-def _drain(waiters: Waiters, live: Live, code_runs: CodeRuns) -> None:
+def _drain(waiters: Waiters, live: Live, code_runs: CodeRuns, through: Through) -> None:
     code_runs.stop()
+    through.stop()
     waiters.drain()
     live.drain()

@@ -31,6 +31,7 @@ TAGS = [
     {"name": "environments", "description": "Sandboxes that are kept between actions, and the files in them"},
     {"name": "snapshots", "description": "What was written in an environment, for others to begin with"},
     {"name": "services", "description": "Reward models that score actions are answered by, and where they are"},
+    {"name": "endpoints", "description": "External APIs that actions of kind `call` are answered by, and their quotas"},
     {
         "name": "compatibility",
         "description": "Protocols that trainers speak already, for rewards and programs; each also below `/t/{task}`, "

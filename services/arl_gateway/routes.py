@@ -55,7 +55,9 @@ BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 async def caller_of(request: Request, response: Response) -> Caller:
     """Whose key it is, and one request less that he may make."""
-    caller: Caller = await request.app.state.keys.caller(request.headers.get("authorization"))
+    headers = request.headers
+    said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
+    caller: Caller = await request.app.state.keys.caller(said)
     response.headers.update(request.app.state.limiter.take(caller.key_id))
     return caller
 

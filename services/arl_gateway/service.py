@@ -335,7 +335,8 @@ def _result_size(action: Action) -> int:
     result = action.result
     if result is None:
         return 0
-    streams = sum(len(stream.text) + len(stream.base64 or "") for stream in (result.stdout, result.stderr))
+    bodies = [result.response.body] if result.response is not None else []
+    streams = sum(len(each.text) + len(each.base64 or "") for each in (result.stdout, result.stderr, *bodies))
     scores = sum(SCORE_BYTES + NUMBER_BYTES * _numbers(score) + _said_bytes(score) for score in result.scores or ())
     return streams + scores + sum(len(content) for content in result.files.values())
 

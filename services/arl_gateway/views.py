@@ -11,6 +11,7 @@ from arl_core.states import State
 from arl_store.tx import Row
 from arl_wire.actions import Action, ActionResult, OutputStream, Times
 from arl_wire.audit import Audit
+from arl_wire.calls import CallResponse
 from arl_wire.nodes import Enforced, Node, NodeTemplate
 from arl_wire.scores import Score
 
@@ -106,6 +107,9 @@ def _seconds(start: datetime, end: datetime) -> float:
 
 
 def _result(row: Row) -> ActionResult:
+    if row.response is not None:
+        body = _stream(row.stdout, row.stdout_bytes)
+        return ActionResult(grant_no=row.grant_no, response=CallResponse(**json.loads(row.response), body=body))
     return ActionResult(
         grant_no=row.grant_no,
         exit_code=row.exit_code,

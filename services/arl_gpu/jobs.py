@@ -9,7 +9,7 @@ from typing import Literal
 
 from arl_core.fence import Fence
 from arl_gpu.kinds.model import Entry, Item
-from arl_gpu.timeline import Timeline
+from arl_manager.timeline import Timeline
 from arl_store.tx import Row
 
 __all__ = ["MAX_TOKENS", "Job", "Report", "cost_of", "job_of"]

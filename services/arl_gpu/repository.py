@@ -10,14 +10,21 @@ from sqlalchemy import text
 from arl_core.fence import Fence
 from arl_gpu.jobs import Report
 from arl_gpu.registrations import Wish
-from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, reported_edge
+from arl_manager.repository import (
+    HELD_HERE,
+    columns,
+    edges_of,
+    load_statement,
+    reported_edge,
+    start_statement,
+)
 from arl_store.storable import storable, storable_json
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
 
 # Of the service that an action names; null of one that comes along.
-REGISTERED_AT = """(select extract(epoch from v.registered_at)::float8
+REGISTERED_AT = """, (select extract(epoch from v.registered_at)::float8
               from services as v
              where v.name = s.payload ->> 'service'
                and v.kind is not null) as registered_at"""
@@ -39,29 +46,7 @@ POLL = text(f"""
                       from services) as w) as wishes
 """)  # noqa: S608 - a constant of the library
 
-START = text(f"""
-    {GRANTED_TO_US}, started as (
-        update actions as a
-           set state = 'running', started_at = now()
-          from ours
-         where a.id = ours.id
-     returning a.id, a.grant_no, a.cancel_requested_at is not null as cancel
-    )
-    select started.id, started.grant_no, started.cancel, s.timeout_s, s.payload::text as payload,
-           {REGISTERED_AT}
-      from started
-      join action_specs as s using (id)
-""")  # noqa: S608 - constants of this module and of the library's
-
-LOAD = text(f"""
-    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, s.timeout_s, s.payload::text as payload,
-           {REGISTERED_AT}
-      from actions as a
-      join action_specs as s using (id)
-     where a.id = any(cast(:ids as uuid[]))
-       and a.node_epoch = :epoch
-       and a.state = 'running'
-""")  # noqa: S608 - a constant of this module
+START, LOAD = start_statement(REGISTERED_AT), load_statement(REGISTERED_AT)
 
 # A score may always be computed again, so an infra_error goes back to the queue while retries are left.
 SETTLE = text(f"""
@@ -121,5 +106,4 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
             "epoch": epoch,
         },
     )
-    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
-    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
+    return edges_of(rows)

@@ -4,15 +4,15 @@ import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from arl_core.eviction import Eviction
 from arl_gpu.engine import ASK_S
 from arl_gpu.host_memory import limit_bytes
 from arl_gpu.services import KNOWN
+from arl_manager.remotes import Address, Key
 from arl_manager.settings import ManagerSettings
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
@@ -25,14 +25,12 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: Annotated[str, StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512)] = Field(
-        description="What comes before `/v1/chat/completions`"
-    )
+    url: Address = Field(description="What comes before `/v1/chat/completions`")
     family: Literal["vllm", "sglang"]
     mib: int = Field(ge=1, description="What it takes of its device while it is awake, all of it")
     device: int = Field(default=0, ge=0, description="Which of `devices` it is on")
-    api_key: SecretStr | None = None
-    admin_key: SecretStr | None = Field(
+    api_key: Key | None = None
+    admin_key: Key | None = Field(
         default=None, description="For sleeping and waking, where that takes another one, as SGLang's --admin-api-key"
     )
     model: str | None = Field(default=None, description="As it calls it; left out, the first that it lists")
@@ -43,28 +41,6 @@ class EngineSettings(BaseModel):
     patience_s: float = Field(
         default=300.0, gt=0, description="How long actions wait for one that is in trouble, before they settle so"
     )
-
-    @field_validator("url")
-    @classmethod
-    def _is_address(cls, url: str) -> str:
-        try:
-            port, host = urlsplit(url).port, urlsplit(url).hostname
-        except ValueError as error:
-            raise ValueError(f"is no address: {error}") from None
-        if not host or port == 0:
-            raise ValueError("is no address: it lacks a host, or its port is 0")
-        return url
-
-    @field_validator("api_key", "admin_key")
-    @classmethod
-    def _fits_in_a_header(cls, key: SecretStr | None) -> SecretStr | None:
-        """A file's last newline is no part of it."""
-        if key is None:
-            return None
-        stripped = key.get_secret_value().strip()
-        if not stripped or not (stripped.isascii() and stripped.isprintable()):
-            raise ValueError("has to be printable ASCII, and not empty")
-        return SecretStr(stripped)
 
     @property
     def key(self) -> str | None:

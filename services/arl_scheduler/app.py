@@ -63,7 +63,7 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     app = create_app(
         title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
-    hops = Hops(settings, "admission", "cpu", "gpu")
+    hops = Hops(settings, "admission", "cpu", "gpu", "api")
     add_hops(hops, rounds.mailbox)
     questions = Hops(settings, "gateway")
     add_questions(questions, Explaining(rounds, policy), Planning(rounds, _policy(settings, limit=ROUND)))

@@ -31,7 +31,7 @@ __all__ = [
     "queued_rows",
 ]
 
-SHAPES = {"gpu": Shape.QUOTA}
+SHAPES = {"gpu": Shape.QUOTA, "api": Shape.QUOTA}
 """Of what a node of a kind has; others have amounts that can be divided."""
 
 WIDTHS = 33

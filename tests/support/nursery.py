@@ -11,7 +11,9 @@ from pathlib import Path
 __all__ = ["Forked"]
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload([f"arl_{name}.app" for name in ("admission", "scheduler", "cpu", "gpu", "gateway")])
+_context.set_forkserver_preload(
+    [f"arl_{name}.app" for name in ("admission", "scheduler", "cpu", "gpu", "api", "gateway")]
+)
 
 
 class Forked:

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from arl_store.embedded import EmbeddedPostgres, create_database, running
 
-PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admission", "scheduler", "cpu", "gpu")}
+PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admission", "scheduler", "cpu", "gpu", "api")}
 """The passwords of every clone's service roles; see `arl_store.migrate.role_url`."""
 
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}

@@ -27,9 +27,10 @@ API_KEY = "tk_0123456789abcdef0123456789abcdef"
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
 ACCEPT = {
     "admission": ("gateway",),
-    "scheduler": ("gateway", "admission", "cpu", "gpu"),
+    "scheduler": ("gateway", "admission", "cpu", "gpu", "api"),
     "cpu": ("scheduler", "gateway"),
     "gpu": ("scheduler",),
+    "api": ("scheduler",),
     "gateway": (),
 }
 READY_S = 30.0
@@ -149,8 +150,8 @@ class System:
             "TANGRAM_ADMISSION_URL": self.url_of("admission"),
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }
-        if service_name == "gpu":
-            service |= {"TANGRAM_NODE_NAME": f"{sandbox['TANGRAM_NODE_NAME']}-gpu"}
+        if service_name in ("gpu", "api"):
+            service |= {"TANGRAM_NODE_NAME": f"{sandbox['TANGRAM_NODE_NAME']}-{service_name}"}
         if service_name == "cpu":
             service |= sandbox | {"TANGRAM_SNAPSHOTS_DIR": str(self.directory / "snapshots")}
             service |= {"TANGRAM_CPU_CORES": str(self.cores)} if self.cores else {}

@@ -4,6 +4,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from arl_admission.settings import AdmissionSettings
+from arl_api.settings import ApiSettings
 from arl_cpu.settings import CpuSettings
 from arl_gateway.settings import GatewaySettings
 from arl_gpu.settings import GpuSettings
@@ -24,6 +25,7 @@ DECIDED = {
         ("scheduler", SchedulerSettings),
         ("cpu", CpuSettings),
         ("gpu", GpuSettings),
+        ("api", ApiSettings),
         ("gateway", GatewaySettings),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 
-from arl_gpu.timeline import KEPT, Timeline
+from arl_manager.timeline import KEPT, Timeline
 
 
 def test_stages_are_written_in_microseconds_since_it_came() -> None:

@@ -16,20 +16,21 @@ from arl_kit.supervisor import ProcessSpec
 
 __all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan", "process_names"]
 
-SERVICES = ("admission", "scheduler", "cpu", "gpu", "gateway")
-"""In the order in which they start."""
+SERVICES = ("admission", "scheduler", "cpu", "gpu", "api", "gateway")
+"""In the order in which they start. The broker of APIs does where it has endpoints."""
 
 LAUNCHER_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
 
 CALLERS = {
     "admission": ("gateway",),
-    "scheduler": ("gateway", "admission", "cpu", "gpu"),
+    "scheduler": ("gateway", "admission", "cpu", "gpu", "api"),
     "cpu": ("scheduler", "gateway"),
     "gpu": ("scheduler",),
+    "api": ("scheduler",),
     "gateway": (),
 }
-_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "cpu-launcher": 4}
+_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "api": 3, "cpu-launcher": 4}
 _LOOPBACK = "127.0.0.1"
 _WITHIN_S = 60
 """How old an answer of the database may be for a service to count as ready; a connection that ends is noticed at once.
@@ -77,7 +78,7 @@ class Plan:
     @property
     def names(self) -> tuple[str, ...]:
         """Of everything that answers: `cpu-2` and so on are further nodes."""
-        return process_names(self.options.nodes)
+        return process_names(self.options.nodes, self.environment)
 
     @property
     def endpoints(self) -> dict[str, str]:
@@ -116,7 +117,7 @@ class Plan:
         service = _service_of(name)
         tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[service]}
         env = {
-            **passed_on(self.environment, devices=service == "gpu"),
+            **passed_on(self.environment, devices=service == "gpu", internet=service == "api"),
             **{name: value for name, value in self.environment.items() if name.startswith("OTEL_")},
             "TANGRAM_HOST": self._host_of(name),
             "TANGRAM_PORT": str(self.ports[name]),
@@ -136,12 +137,12 @@ class Plan:
             }
         if name == "admission":
             return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"]}
-        if name == "gpu":
-            node = f"{socket.gethostname()}-gpu"
+        if name in ("gpu", "api"):
+            engines = {"TANGRAM_ENGINES_DIR": str(self.state.path / "engines")} if name == "gpu" else {}
             return {
                 "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
-                "TANGRAM_NODE_NAME": node,
-                "TANGRAM_ENGINES_DIR": str(self.state.path / "engines"),
+                "TANGRAM_NODE_NAME": f"{socket.gethostname()}-{name}",
+                **engines,
             }
         if _service_of(name) != "cpu":
             return {}
@@ -163,9 +164,10 @@ class Plan:
         return self.options.host if name == "gateway" else _LOOPBACK
 
 
-def process_names(nodes: int) -> tuple[str, ...]:
-    """Of the services, one of them for each node."""
-    return (*SERVICES, *(f"cpu-{number}" for number in range(2, nodes + 1)))
+def process_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Of the services, one of them for each node. A broker without endpoints would have nothing to do."""
+    there = (name for name in SERVICES if name != "api" or environment.get("TANGRAM_ENDPOINTS"))
+    return (*there, *(f"cpu-{number}" for number in range(2, nodes + 1)))
 
 
 def _service_of(name: str) -> str:

@@ -41,7 +41,7 @@ async def run(
     _log_to(state)
     stop = _stop_event(until_eof=until_eof)
     with ExitStack() as reserved:
-        ports = _ports(state, options, reserved)
+        ports = _ports(state, options, environment, reserved)
         await _keep_up(state, options, environment, commands, ports=ports, stop=stop)
 
 
@@ -102,10 +102,11 @@ async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
     return await embedded_database(server)
 
 
-def _ports(state: StateDir, options: Options, reserved: ExitStack) -> dict[str, int]:
+def _ports(state: StateDir, options: Options, environment: Mapping[str, str], reserved: ExitStack) -> dict[str, int]:
     """The ports of the last start where they are still free; a port that the user names has to be free."""
     last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
-    wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in process_names(options.nodes)}
+    names = process_names(options.nodes, environment)
+    wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in names}
     preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
     ports = choose_ports({**wanted, "gateway": (options.host, preferences)}, reserved)
     if options.port and ports["gateway"] != options.port:

@@ -16,6 +16,7 @@ from arl_tangram.cli import (
     audit,
     demo,
     doctor,
+    endpoints,
     environments,
     explain,
     keys,
@@ -58,7 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, environments),
+    *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, endpoints, environments),
     *(keys, queues, projects, nodes, plan, templates, demo, simulate),
 )
 for module in COMMANDS:

@@ -210,6 +210,8 @@ def _show_text(action: Action) -> None:
         for name, stream in (("stdout", action.result.stdout), ("stderr", action.result.stderr)):
             if stream.truncated:
                 stderr.print(f"{name} truncated: {stream.total_bytes} bytes in all", markup=False)
+        if action.result.response is not None:
+            sys.stdout.write(action.result.response.body.text)
         for score in action.result.scores or ():
             stdout.print(score.error.code if score.error is not None else f"{score.score:.6f}", markup=False)
     if action.settled_at is None:

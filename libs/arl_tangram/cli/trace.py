@@ -26,6 +26,8 @@ COLOURS = {
     "batch": "bright_green",
     "restore weights": "magenta",
     "completion": "bright_green",
+    "endpoint wait": "yellow",
+    "request": "bright_green",
     "settle": "cyan",
 }
 ABOUT = ("tangram.node", "tangram.service", "tangram.engine")

@@ -70,11 +70,12 @@ async def place_of(request: Request, kinds: Sequence[str], *, model: str | None 
     return Place(service, said.task, said.trajectory, said.step, said.unscored)
 
 
-def said_by(request: Request, fields: type[Said]) -> Said:
-    """What is said beside the body: the path says most, then the query, then headers."""
+def said_by(request: Request, fields: type[Said], *, in_query: bool = True) -> Said:
+    """What is said beside the body: the path says most, then the query, unless that is another's, then headers."""
+    query = request.query_params if in_query else {}
     found: dict[str, Any] = {}
     for name in fields.model_fields:
-        given = request.path_params.get(name) or request.query_params.get(name) or request.headers.get(HEADER + name)
+        given = request.path_params.get(name) or query.get(name) or request.headers.get(HEADER + name)
         if given:
             found[name] = given
     try:

@@ -3,11 +3,22 @@
 from fastapi import APIRouter
 from starlette.routing import Mount
 
-from arl_gateway.compat import chats, completions, models, nemo_gym, openrlhf, pairs, sandbox_fusion, slime, vllm
+from arl_gateway.compat import (
+    chats,
+    completions,
+    models,
+    nemo_gym,
+    openrlhf,
+    pairs,
+    sandbox_fusion,
+    slime,
+    through,
+    vllm,
+)
 
 __all__ = ["PREFIXED", "ROUTERS"]
 
-_MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion)
+_MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion, through)
 ROUTERS = tuple(each.router for each in _MODULES)
 PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", "/ng-rollout/{trajectory}")
 """The last is NeMo-Gym's own."""

@@ -15,14 +15,14 @@ class Timeline:
     `arl_trace.life` makes spans of it.
     """
 
-    def __init__(self, came: float) -> None:
-        self._came = came
+    def __init__(self, came: float, *, waits_for: str = "device") -> None:
+        self._came, self._wait = came, f"{waits_for} wait"
         self._stages: list[dict[str, Any]] = []
         self._left_out = 0
 
     def wait_ended(self, ended: float) -> None:
         """Nothing was done for it before."""
-        self.add("device wait", self._came, ended)
+        self.add(self._wait, self._came, ended)
 
     def add(self, name: str, begun: float, ended: float, **about: Any) -> None:
         """What is None in `about` is not written."""

@@ -1,0 +1,113 @@
+"""`call` and `endpoints`: external APIs from a terminal."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from arl_core.states import Outcome
+from arl_tangram.cli.actions import connected
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, say, stdout
+from arl_tangram.cli.state import DirOption
+from arl_tangram.endpoints import CallOptions, call_action
+from arl_wire.calls import Endpoint, EndpointList, EndpointOnNode
+
+__all__ = ["register"]
+
+group = typer.Typer(no_args_is_help=True, help="Endpoints: external APIs whose quotas all jobs share.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(call)
+    app.add_typer(group, name="endpoints")
+
+
+def call(
+    directory: DirOption,
+    endpoint: Annotated[str, typer.Argument(help="As `endpoints list` shows it.")],
+    path: Annotated[str, typer.Argument(help="Below the endpoint's address.")] = "",
+    method: Annotated[str | None, typer.Option("--method", "-X", help="Left out: POST with a body, else GET.")] = None,
+    query: Annotated[list[str] | None, typer.Option("--query", "-q", metavar="NAME=VALUE", help="Repeatable.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Repeatable; no credentials.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="The body; JSON unless a header says another type. `-` reads it.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="From the first request on, tries too.")] = 60.0,
+    task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Send one request to an endpoint and show its answer. Exit code 1 where that is an error, or there is none."""
+    headers = _pairs("--header", header)
+    options: CallOptions = {"task": task, "timeout_s": timeout_s, "headers": headers}
+    options["query"] = _lists(query)
+    if method is not None:
+        options["method"] = method.upper()
+    if data is not None:
+        options["body"] = sys.stdin.read() if data == "-" else data
+        if "content-type" not in map(str.lower, headers):
+            options["headers"] = {**headers, "Content-Type": "application/json"}
+    with connected(directory) as tangram:
+        action = tangram.run(call_action(endpoint, path, **options))
+    if output is Format.JSON:
+        sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
+    elif action.result is not None and action.result.response is not None:
+        sys.stdout.write(action.result.response.body.text)
+        sys.stdout.flush()
+        if action.result.response.body.truncated:
+            say(f"the answer was cut: it had {action.result.response.body.total_bytes} bytes")
+    if action.outcome is not Outcome.OK:
+        reason = f" ({action.reason})" if action.reason else ""
+        fail(f"{action.outcome}{reason}: {action.message or 'no answer'}", EXIT_FAILED)
+
+
+@group.command("list")
+def list_endpoints(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+    """Show the endpoints, what they bear, and how they are."""
+    with connected(directory) as tangram:
+        endpoints = tangram.endpoints()
+    if output is Format.JSON:
+        sys.stdout.write(EndpointList(items=endpoints).model_dump_json(indent=1, exclude_none=True) + "\n")
+        return
+    if not endpoints:
+        say("no broker has an endpoint; TANGRAM_ENDPOINTS names them")
+    for endpoint in endpoints:
+        stdout.print(_head(endpoint), markup=False)
+        for node in endpoint.nodes:
+            stdout.print(_line(node), markup=False)
+
+
+def _head(endpoint: Endpoint) -> str:
+    where = f"  {endpoint.url}" if endpoint.url is not None else ""
+    return f"{endpoint.name}{where}  {', '.join(endpoint.methods)}"
+
+
+def _line(node: EndpointOnNode) -> str:
+    rate = f"  {node.per_s:g} a second, {node.burst} at once" if node.per_s is not None else ""
+    window = f", {node.window} for now" if node.window < node.concurrency else ""
+    health = node.health if node.available else "not available"
+    return (
+        f"  {node.node}  in flight {node.in_flight} of {node.concurrency}{window}{rate}"
+        f"  requests {node.requests}, throttled {node.throttled}  {health}"
+    )
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for each in given or ():
+        name, is_pair, value = each.partition("=")
+        if not is_pair or not name:
+            fail(f"{option} {each}: write NAME=VALUE", EXIT_USAGE)
+        found[name] = value
+    return found
+
+
+def _lists(given: list[str] | None) -> dict[str, list[str]]:
+    """A name may come several times."""
+    found: dict[str, list[str]] = {}
+    for each in given or ():
+        for name, value in _pairs("--query", [each]).items():
+            found.setdefault(name, []).append(value)
+    return found

@@ -1,0 +1,167 @@
+"""Calls of external HTTP APIs: what is sent by way of a broker, and what came back."""
+
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import unquote
+
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
+
+from arl_wire.base import Strict
+from arl_wire.checks import is_deep, no_nul
+from arl_wire.scores import ServiceName
+from arl_wire.streams import OutputStream
+
+__all__ = [
+    "REPEATABLE",
+    "CallRequest",
+    "CallResponse",
+    "Endpoint",
+    "EndpointList",
+    "EndpointName",
+    "EndpointOnNode",
+    "Method",
+    "endpoint_path",
+]
+
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+MAX_BODY = 4 << 20
+MAX_PARAMETERS = 256
+OF_THE_CONNECTION = frozenset(
+    {
+        *("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding"),
+        *("upgrade", "accept-encoding", "proxy-connection"),
+    }
+)
+"""Headers that whoever sends makes (RFC 9110, section 7.6.1)."""
+SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"})
+"""What would be kept with the action, in rows; a broker has an endpoint's key and adds it."""
+_FORBIDDEN_IN_PATH = re.compile(r"[\x00-\x20\x7f\\?#]")
+
+EndpointName = ServiceName
+_Value = Annotated[str, StringConstraints(max_length=8192), AfterValidator(no_nul)]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=128)]
+HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\t\x20-\x7e]*$", max_length=8192)]
+
+
+def endpoint_path(path: str) -> str:
+    """A path that stays below its endpoint's address, whoever decodes it, and however often."""
+    path = path.removeprefix("/")
+    decoded = path
+    while (once := unquote(decoded)) != decoded:
+        decoded = once
+    if _FORBIDDEN_IN_PATH.search(path) or "\\" in decoded or any(ord(each) < ord(" ") for each in decoded):
+        raise ValueError("is no path: write other characters as %XX, and parameters into `query`")
+    if {".", ".."}.intersection(decoded.split("/")):
+        raise ValueError("must stay below the endpoint's address: no segment is `.` or `..`")
+    if not path.isascii():
+        raise ValueError("must be ASCII: write other characters as %XX")
+    return path
+
+
+def _sendable(headers: dict[str, str]) -> dict[str, str]:
+    for name in headers:
+        if name.lower() in SECRET:
+            raise ValueError(f"`{name}` would be kept with the action; a broker has its endpoint's key, and adds it")
+        if name.lower() in OF_THE_CONNECTION:
+            raise ValueError(f"`{name}` is made by whoever sends the request")
+    return headers
+
+
+def _writable(body: str) -> str:
+    try:
+        body.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode; lone surrogates are not") from None
+    return body
+
+
+class CallRequest(Strict):
+    """One HTTP request to an endpoint."""
+
+    method: Method = Field(default="POST", description="One that the endpoint allows")
+    path: Annotated[str, StringConstraints(max_length=4096), AfterValidator(endpoint_path)] = Field(
+        default="", description="Below the endpoint's address"
+    )
+    query: dict[_Value, _Value | list[_Value]] = Field(default_factory=dict, max_length=MAX_PARAMETERS)
+    headers: Annotated[dict[HeaderName, HeaderValue], AfterValidator(_sendable)] = Field(
+        default_factory=dict, max_length=64, description="Beside the endpoint's own, which go first; no credentials"
+    )
+    json_body: Any = Field(default=None, description="Sent as JSON; instead of `body`")
+    body: Annotated[str, AfterValidator(_writable)] | None = Field(
+        default=None, max_length=MAX_BODY, description="Sent as UTF-8; of type text/plain, if no header names another"
+    )
+
+    @model_validator(mode="after")
+    def _has_one_body(self) -> Self:
+        if self.json_body is not None and self.body is not None:
+            raise ValueError("give one of json_body and body")
+        if self.method in ("GET", "HEAD") and self.content:
+            raise ValueError(f"a {self.method} has no body; put parameters into `query`")
+        if len(self.content) > MAX_BODY:
+            raise ValueError(f"the body has {len(self.content)} bytes; {MAX_BODY} are allowed")
+        return self
+
+    @property
+    def content(self) -> bytes:
+        """What is sent after the headers. Raises ValueError for JSON that cannot be written."""
+        if self.json_body is None:
+            return (self.body or "").encode()
+        if is_deep(self.json_body):
+            raise ValueError("json_body is nested too deep")
+        return json.dumps(self.json_body, allow_nan=False).encode()
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Sent twice it does what it does once, by RFC 9110, section 9.2.2."""
+        return self.method in REPEATABLE
+
+    @property
+    def content_type(self) -> str | None:
+        """Where no header says another."""
+        if self.json_body is not None:
+            return "application/json"
+        return "text/plain; charset=utf-8" if self.body else None
+
+
+class CallResponse(BaseModel):
+    """What an endpoint answered to the last try."""
+
+    status: int = Field(description="Of HTTP")
+    headers: dict[str, str] = Field(default_factory=dict, description="In lower case, without cookies")
+    body: OutputStream = Field(default=OutputStream(), description="Its first MiB at most, and how much there was")
+    tries: int = Field(default=1, description="Requests that were sent, this one too")
+
+
+class EndpointOnNode(BaseModel):
+    """What one broker says of an endpoint."""
+
+    node: str
+    available: bool = Field(description="The node lives, and takes new actions")
+    concurrency: int = Field(description="Calls in flight at once, at most")
+    window: int = Field(
+        description="As many as may be in flight now: fewer for a while after the endpoint said that it is too much"
+    )
+    per_s: float | None = Field(default=None, description="Requests a second, where that is limited")
+    burst: int | None = Field(default=None, description="Requests at once after a pause, where `per_s` is limited")
+    in_flight: int
+    requests: int = Field(description="Sent since the broker started, tries counted one by one")
+    throttled: int = Field(description="Of these, those that were answered 429")
+    health: str = Field(description="`ok`, or the code of what went wrong last, and after a colon what was said of it")
+
+
+class Endpoint(BaseModel):
+    """An external HTTP API whose quota all jobs share. Actions of kind `call` name it."""
+
+    name: EndpointName
+    methods: list[str]
+    url: str | None = Field(
+        default=None, description="Only for keys of project `default` with `admin:read`; others need not know it"
+    )
+    available: bool = Field(description="A broker with it lives; otherwise actions wait for one")
+    nodes: list[EndpointOnNode]
+
+
+class EndpointList(BaseModel):
+    items: list[Endpoint]

@@ -1,0 +1,79 @@
+"""Calls that are on this node, and how they ended."""
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from arl_core.fence import Fence
+from arl_manager.timeline import Timeline
+from arl_store.tx import Row
+
+__all__ = ["Answer", "Call", "Report", "call_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an endpoint said, without what is secret."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    """The first of it."""
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How one attempt ended."""
+
+    fence: Fence
+    outcome: Literal["ok", "user_error", "infra_error", "cancelled"]
+    reason: str | None = None
+    message: str | None = None
+    answer: Answer | None = None
+    tries: int = 0
+    run_us: int = 0
+    timeline: str | None = None
+    """JSON: `Timeline.written`."""
+    cpu_us: int = 0
+    """Nobody counts what a call costs this process."""
+
+    @property
+    def weight(self) -> int:
+        return len(self.answer.body) if self.answer is not None else 0
+
+    @property
+    def response(self) -> str | None:
+        """JSON: what there was of an answer, but for its body."""
+        if self.answer is None:
+            return None
+        return json.dumps({"status": self.answer.status, "headers": dict(self.answer.headers), "tries": self.tries})
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One action while it is here."""
+
+    fence: Fence
+    endpoint: str
+    method: str
+    path: str
+    query: Mapping[str, str | list[str]]
+    headers: Mapping[str, str]
+    body: bytes
+    idempotent: bool
+    timeout_s: float
+    timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic(), waits_for="endpoint"))
+    begun: float | None = None
+    """When its first request was sent, by the monotonic clock."""
+    tries: int = 0
+
+
+def call_of(row: Row) -> Call:
+    """Raises LookupError, TypeError or ValueError where its payload is none of a call."""
+    payload = json.loads(row.payload)
+    payload["body"] = b64decode(payload["body"])
+    return Call(fence=Fence(row.id, row.grant_no), timeout_s=row.timeout_s, **payload)

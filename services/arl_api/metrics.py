@@ -1,0 +1,27 @@
+from collections.abc import Mapping
+
+from arl_api.lane import Lane
+from arl_kit.metrics import Metrics
+
+__all__ = ["ApiMetrics"]
+
+
+class ApiMetrics:
+    """What was sent to endpoints, and what they bear."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._requests = metrics.counter(
+            "api_requests", "Requests that were sent, by what came of them", "endpoint", "how"
+        )
+        self._seconds = metrics.histogram("api_request_seconds", "Until a request's answer was read")
+        self._window = metrics.gauge("api_window", "Calls that may be in flight now", "endpoint")
+        self._in_flight = metrics.gauge("api_in_flight", "Requests that are under way", "endpoint")
+
+    def observe(self, endpoint: str, how: str, *, seconds: float) -> None:
+        self._requests.labels(endpoint, how).inc()
+        self._seconds.observe(seconds)
+
+    def show(self, lanes: Mapping[str, Lane]) -> None:
+        for name, lane in lanes.items():
+            self._window.labels(name).set(lane.window.size)
+            self._in_flight.labels(name).set(lane.in_flight)

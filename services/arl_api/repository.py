@@ -1,0 +1,90 @@
+"""The statements of the broker. Every edge names this node's epoch and the fence."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+
+from arl_api.call import Report
+from arl_core.fence import Fence
+from arl_manager.repository import HELD_HERE, columns, edges_of, load_statement, reported_edge, start_statement
+from arl_store.storable import storable, storable_json
+from arl_store.tx import ReadTx, Row, WriteTx
+
+__all__ = ["load", "poll", "publish", "settle", "start"]
+
+PUBLISH = text("""
+    update nodes
+       set endpoints = cast(:endpoints as jsonb), capacity = cast(:capacity as jsonb), rates = cast(:rates as jsonb)
+     where id = :node_id
+       and epoch = :epoch
+""")
+
+POLL = text(f"select ({HELD_HERE}) as held")
+
+START, LOAD = start_statement(""), load_statement("")
+
+# Who may not be asked twice has no retries: admission sees to it.
+SETTLE = text(f"""
+    with report as materialized (
+        select *
+          from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
+                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:messages as text[]),
+                      cast(:bodies as bytea[]), cast(:body_bytes as bigint[]), cast(:responses as text[]),
+                      cast(:timelines as text[]))
+               as r (id, grant_no, outcome, reason, run_us, message, body, body_bytes, response, timeline)
+    ), {reported_edge()}, result as (
+        insert into action_results (id, grant_no, message, stdout, stdout_bytes, response, timeline)
+        select id, grant_no, message, body, body_bytes, response::json, timeline::json
+          from edge
+          join report using (id, grant_no)
+         where edge.state = 'settled'
+    )
+    select id, grant_no, state from edge
+""")  # noqa: S608 - constants of the library
+
+
+async def publish(tx: WriteTx, endpoints: str, capacity: str, rates: str, *, node_id: int, epoch: UUID) -> None:
+    """Say which there are, and how much of them. Under another epoch somebody else says it."""
+    said = {"endpoints": storable_json(endpoints), "capacity": capacity, "rates": rates}
+    await tx.execute(PUBLISH, {**said, "node_id": node_id, "epoch": epoch})
+
+
+async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> list[dict[str, Any]]:
+    """Granted and running rows."""
+    row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
+    held: list[dict[str, Any]] = json.loads(row.held)
+    return held
+
+
+async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:
+    """The fences that are running now, with their specs. One that does not come back was lost."""
+    return await tx.fetch(START, {**columns(fences), "epoch": epoch})
+
+
+async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
+    """Specs of running rows that were never sent."""
+    return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
+
+
+async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
+    """Record each outcome once, and answer the fences that settled and those that went back to the queue."""
+    answers = [report.answer for report in reports]
+    rows = await tx.fetch(
+        SETTLE,
+        {
+            **columns([report.fence for report in reports]),
+            "outcomes": [report.outcome for report in reports],
+            "reasons": [report.reason for report in reports],
+            "run_us": [report.run_us for report in reports],
+            "messages": [storable(report.message) for report in reports],
+            "bodies": [answer.body if answer is not None else b"" for answer in answers],
+            "body_bytes": [answer.total_bytes if answer is not None else 0 for answer in answers],
+            "responses": [storable_json(report.response) for report in reports],
+            "timelines": [report.timeline for report in reports],
+            "epoch": epoch,
+        },
+    )
+    return edges_of(rows)

@@ -1,0 +1,58 @@
+"""Requests that go through to an endpoint: its API's client has another address and key, and is otherwise as it was."""
+
+import asyncio
+
+from arl_core.states import Outcome
+from arl_gateway.auth import Caller
+from arl_gateway.held import Held
+from arl_gateway.service import Actions, Trace
+from arl_wire.actions import Action, SubmitAction
+from arl_wire.errors import GatewayTimeout, TooManyRequests, Unavailable
+
+__all__ = ["Through"]
+
+AGAIN_S = 5
+LATE = frozenset({"endpoint_timeout"})
+
+
+class Through:
+    def __init__(self, actions: Actions) -> None:
+        self._actions, self._held = actions, Held(actions)
+        self._stopping = asyncio.Event()
+
+    async def answered(self, action: SubmitAction, caller: Caller, trace: Trace) -> Action:
+        """The settled action, with what the endpoint answered. Where this is cancelled, so is the action.
+
+        Raises `GatewayTimeout` and `Unavailable` where there is no answer, and what admission refuses with.
+        """
+        settling = asyncio.ensure_future(self._held.settled(self._actions.admit(action, caller, trace=trace), caller))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((settling, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not settling.done():
+                raise Unavailable("this gateway is about to end; send it again", retry_after_s=1)
+            return _with_answer(settling.result())
+        except TooManyRequests as error:
+            # A 429 is the endpoint's here: its clients have rules of their own for that.
+            raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
+        finally:
+            for each in (settling, stopping):
+                each.cancel()
+
+    def stop(self) -> None:
+        """Who waits is told to send it again."""
+        self._stopping.set()
+
+    async def drain(self) -> None:
+        """What is left is cancelled."""
+        self.stop()
+        await self._held.drain()
+
+
+def _with_answer(action: Action) -> Action:
+    if action.result is not None and action.result.response is not None:
+        return action
+    why = f"{action.reason or action.outcome}: {action.message or 'no answer'}"
+    if action.outcome is Outcome.DEADLINE_IN_QUEUE or action.reason in LATE:
+        raise GatewayTimeout(why)
+    raise Unavailable(why, retry_after_s=AGAIN_S)

@@ -1,0 +1,304 @@
+"""Calls of an external API, by the public API, through all services."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from arl_tangram import ActionFailed, AsyncTangram, EndpointUnknown, ValidationFailed, call_action
+from support.conditions import eventually
+from support.endpoint import Asked, External, external
+from support.postgres import Databases
+from support.system import API_KEY, System, running_system
+
+SECRET = "sk-0123456789abcdef"
+CALL = {"task": "search", "kind": "call", "endpoint": "search"}
+
+
+@dataclass(frozen=True)
+class Site:
+    system: System
+    there: External
+    api: httpx.AsyncClient
+
+    async def call(self, request: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+        body = {**CALL, "request": request or {"method": "GET"}, **fields}
+        answer = await self.api.post("/v1/actions", params={"wait": 30}, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site(databases: Databases) -> AsyncIterator[Site]:
+    owner_url = await databases.clone()
+    async with external() as there:
+        endpoints = {
+            "search": {"url": f"{there.url}/v1/", "key": SECRET, "concurrency": 8, "query": {"cx": "engine-7"}},
+            "slow": {"url": there.url, "concurrency": 64, "per_s": 20, "burst": 5, "idempotent": True},
+            "many": {"url": there.url, "concurrency": 8},
+            "away": {"url": "http://127.0.0.1:9", "tries": 2},
+        }
+        overrides = {"api": {"TANGRAM_ENDPOINTS": json.dumps(endpoints)}}
+        async with running_system(owner_url, overrides=overrides) as system, system.client() as api:
+            await system.start("api")
+            yield Site(system, there, api)
+    await databases.drop(owner_url)
+
+
+@pytest.fixture(autouse=True)
+def _anew(site: Site) -> None:
+    site.there.asked.clear()
+    site.there.answers()
+    site.there.most = 0
+
+
+async def test_a_call_is_sent_with_the_endpoints_key_and_its_answer_is_the_actions_result(site: Site) -> None:
+    request = {"path": "find%20it", "query": {"q": ["a b", "c"]}, "json_body": {"deep": [1]}}
+    action = await site.call(request, labels={"a": "b"})
+    assert (action["outcome"], action["node"][-4:]) == ("ok", "-api")
+    response = action["result"]["response"]
+    assert (response["status"], response["tries"], response["body"]["text"]) == (200, 1, '{"status": 200}')
+    assert response["headers"]["content-type"].startswith("application/json")
+    [asked] = site.there.asked
+    assert (asked.method, asked.url) == ("POST", "/v1/find%20it?q=a+b&q=c&cx=engine-7")
+    assert (asked.headers["Authorization"], asked.headers["Content-Type"]) == (f"Bearer {SECRET}", "application/json")
+    assert json.loads(asked.body) == {"deep": [1]}
+
+
+async def test_a_request_that_is_wrong_is_a_user_error_with_the_answer(site: Site) -> None:
+    site.there.answers(404)
+    action = await site.call()
+    assert (action["outcome"], action["result"]["response"]["status"], len(site.there.asked)) == ("user_error", 404, 1)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 529])
+async def test_what_may_go_better_is_sent_again(site: Site, status: int) -> None:
+    site.there.answers(status)
+    action = await site.call()
+    assert (action["outcome"], action["result"]["response"]["tries"]) == ("ok", 2)
+
+
+async def test_a_post_that_may_have_been_carried_out_is_not_sent_again(site: Site) -> None:
+    site.there.answers(500)
+    action = await site.call({"body": "x"})
+    assert (action["outcome"], action["reason"], len(site.there.asked)) == ("infra_error", "endpoint_unavailable", 1)
+    assert action["result"]["response"]["status"] == 500
+    site.there.answers(500)
+    assert (await site.call({"body": "x"}, idempotent=True))["outcome"] == "ok"
+
+
+async def test_a_key_that_is_not_good_enough_is_our_trouble(site: Site) -> None:
+    site.there.answers(401)
+    action = await site.call()
+    assert (action["outcome"], action["reason"]) == ("infra_error", "endpoint_refused")
+
+
+async def test_an_endpoint_that_is_not_there_is_said_and_never_an_empty_answer(site: Site) -> None:
+    action = await site.call(endpoint="away")
+    assert (action["outcome"], action["reason"]) == ("infra_error", "endpoint_unreachable")
+    assert "after 2 tries" in action["message"]
+    assert "response" not in action["result"]
+
+
+async def test_an_answer_that_takes_too_long_ends_the_call_and_its_connection(site: Site) -> None:
+    async def never(_: Asked) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    site.there.answer = never
+    action = await site.call(timeout_s=0.2)
+    assert (action["outcome"], action["reason"]) == ("infra_error", "endpoint_timeout")
+    await eventually(lambda: site.there.in_flight == 0)
+
+
+async def test_a_cancelled_call_is_cut_off(site: Site) -> None:
+    async def never(_: Asked) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    site.there.answer = never
+    action = (await site.api.post("/v1/actions", json={**CALL, "request": {"method": "GET"}})).json()
+    await eventually(lambda: site.there.in_flight == 1)
+    await site.api.delete(f"/v1/actions/{action['id']}")
+    settled = (await site.api.get(f"/v1/actions/{action['id']}", params={"wait": 30})).json()
+    assert settled["outcome"] == "cancelled"
+    await eventually(lambda: site.there.in_flight == 0)
+
+
+async def test_no_more_are_in_flight_than_the_endpoint_may_have(site: Site) -> None:
+    async def soon(_: Asked) -> web.StreamResponse:
+        await asyncio.sleep(0.02)
+        return web.Response()
+
+    site.there.answer = soon
+    actions = [{**CALL, "endpoint": "many", "request": {"method": "GET"}} for _ in range(60)]
+    items = (await site.api.post("/v1/actions:batch", json={"actions": actions})).json()["items"]
+    waited = await site.api.post("/v1/actions:wait", json={"ids": [each["id"] for each in items]})
+    assert [each["outcome"] for each in waited.json()["settled"]] == ["ok"] * 60
+    assert site.there.most == 8
+
+
+async def test_in_no_time_are_more_sent_than_the_endpoints_rate_allows(site: Site) -> None:
+    site.there.answers(*[429] * 3)
+    actions = [{**CALL, "endpoint": "slow", "request": {"method": "GET"}} for _ in range(30)]
+    items = (await site.api.post("/v1/actions:batch", json={"actions": actions})).json()["items"]
+    waited = await site.api.post("/v1/actions:wait", json={"ids": [each["id"] for each in items]})
+    assert [each["outcome"] for each in waited.json()["settled"]] == ["ok"] * 30
+    moments = [each.at for each in site.there.asked]
+    assert len(moments) == 33
+    for first, begun in enumerate(moments):
+        for last in range(first, len(moments)):
+            # A request is noted a little after it was sent, and not always as long after.
+            assert last - first + 1 <= 5 + 20 * (moments[last] - begun + 0.1)
+
+
+async def test_what_is_secret_is_in_no_row_no_log_and_no_answer(site: Site) -> None:
+    async def echo(asked: Asked) -> web.StreamResponse:
+        said = f"{asked.headers['Authorization']} {asked.url}"
+        return web.Response(text=said, status=404, headers={"X-Said": said})
+
+    site.there.answer = echo
+    action = await site.call()
+    assert action["result"]["response"]["body"]["text"] == "Bearer [hidden] /v1?cx=[hidden]"
+    listed = (await site.api.get("/v1/endpoints")).json()
+    shown = json.dumps([action, listed]) + site.system.log("api") + site.system.log("gateway")
+    connection = await asyncpg.connect(site.system.owner_url)
+    try:
+        for table in ("action_specs", "action_results", "nodes", "actions"):
+            shown += "".join(row[0] for row in await connection.fetch(f"select t::text from {table} as t"))
+        stdout = await connection.fetch("select stdout from action_results")
+    finally:
+        await connection.close()
+    assert SECRET not in shown + "".join(row[0].decode() for row in stdout)
+    assert "engine-7" not in shown + "".join(row[0].decode() for row in stdout)
+
+
+async def test_an_answer_without_end_is_cut_and_says_so(site: Site) -> None:
+    async def endless(asked: Asked) -> web.StreamResponse:
+        return web.Response(body=b"x" * (3 << 20))
+
+    site.there.answer = endless
+    body = (await site.call())["result"]["response"]["body"]
+    assert (len(body["text"]), body["total_bytes"], body["truncated"]) == (1 << 20, 3 << 20, True)
+
+
+async def test_a_redirection_is_an_answer_and_is_not_followed(site: Site) -> None:
+    async def away(asked: Asked) -> web.StreamResponse:
+        return web.Response(status=302, headers={"Location": "http://169.254.169.254/"})
+
+    site.there.answer = away
+    response = (await site.call())["result"]["response"]
+    assert (response["status"], response["headers"]["location"], len(site.there.asked)) == (
+        302, "http://169.254.169.254/", 1,
+    )  # fmt: skip
+
+
+async def test_the_endpoints_are_listed_with_what_they_bear(site: Site) -> None:
+    await site.call()
+    listed = {each["name"]: each for each in (await site.api.get("/v1/endpoints")).json()["items"]}
+    assert sorted(listed) == ["away", "many", "search", "slow"]
+    assert listed["search"]["methods"] == ["GET", "HEAD", "POST"]
+    [node] = listed["slow"]["nodes"]
+    assert (node["concurrency"], node["per_s"], node["burst"], node["available"]) == (64, 20.0, 5, True)
+    one = await site.api.get("/v1/endpoints/nothing")
+    assert (one.status_code, one.json()["code"]) == (404, "not_found")
+
+
+async def test_a_trace_shows_the_wait_and_each_request(site: Site) -> None:
+    site.there.answers(503)
+    action = await site.call()
+    trace = (await site.api.get(f"/v1/actions/{action['id']}/trace")).json()
+    names = [each["name"] for each in trace["spans"]]
+    assert names.count("request") == 2
+    assert "endpoint wait" in names
+
+
+async def test_a_client_calls_by_one_line_and_hears_what_went_wrong(site: Site) -> None:
+    async with AsyncTangram(site.system.url, API_KEY) as tangram:
+        response = await tangram.call("search", "find", query={"q": "x"}, task="search")
+        assert (response.status, json.loads(response.body.text)) == (200, {"status": 200})
+        site.there.answers(400)
+        assert (await tangram.call("search", json_body={"q": 1})).status == 400
+        site.there.answers(403)
+        with pytest.raises(ActionFailed, match="403; see to the endpoint's key and its budget"):
+            await tangram.call("search")
+        with pytest.raises(EndpointUnknown, match="no broker has 'nothing'; there is away, many, search, slow"):
+            await tangram.call("nothing")
+        with pytest.raises(ValidationFailed, match="search takes GET, HEAD, POST, and no DELETE"):
+            await tangram.call("search", method="DELETE")
+        assert [each.name for each in await tangram.endpoints()] == ["away", "many", "search", "slow"]
+
+
+async def test_a_client_of_the_api_itself_needs_another_address_and_key_alone(site: Site) -> None:
+    async def chat(asked: Asked) -> web.StreamResponse:
+        said = json.loads(asked.body)
+        return web.json_response({"said": said["messages"], "tool": asked.headers.get("X-Tool")}, status=200)
+
+    site.there.answer = chat
+    address = f"{site.system.url}/t/deep-search/endpoints/many/v1/chat%2Fx"
+    headers = {"x-api-key": API_KEY, "tangram-trajectory": "r7", "x-tool": "t", "cookie": "a=b"}
+    async with httpx.AsyncClient(headers=headers) as client:
+        answer = await client.post(address, json={"messages": ["é"]}, params={"task": "theirs", "stream": "1"})
+    assert (answer.status_code, answer.json()) == (200, {"said": ["é"], "tool": "t"})
+    [asked] = site.there.asked
+    assert asked.url == "/v1/chat%2Fx?task=theirs&stream=1"
+    assert not [name for name in ("Cookie", "tangram-trajectory", "x-api-key") if name in asked.headers]
+    action = (await site.api.get(f"/v1/actions/{answer.headers['tangram-action']}")).json()
+    assert (action["task"], action["trajectory"], action["kind"]) == ("deep-search", "r7", "call")
+
+
+async def test_what_goes_through_is_answered_as_the_endpoint_answered(site: Site) -> None:
+    site.there.answers(*[429] * 4, Retry_After="0.01")
+    answer = await site.api.get("/endpoints/search/x")
+    assert (answer.status_code, answer.headers["tangram-outcome"]) == (429, "infra_error; endpoint_throttled")
+    site.there.answers(404)
+    answer = await site.api.get("/endpoints/many/x")
+    assert (answer.status_code, answer.json()) == (404, {"status": 404})
+    answer = await site.api.get("/endpoints/away/x")
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert "endpoint_unreachable" in answer.json()["detail"]
+    for path, content, code in (("nothing/x", b"", "endpoint_unknown"), ("many/a/%2e%2e/b", b"", "validation_failed")):
+        answer = await site.api.post(f"/endpoints/{path}", content=content)
+        assert (answer.status_code, answer.json()["code"]) == (422, code)
+    answer = await site.api.post("/endpoints/many/x", content=b"\xff")
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body")
+
+
+async def test_who_hangs_up_on_what_goes_through_ends_it(site: Site) -> None:
+    async def never(_: Asked) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    site.there.answer = never
+    asking = asyncio.create_task(site.api.get("/endpoints/many/x", headers={"tangram-task": "hung-up"}))
+    await eventually(lambda: site.there.in_flight == 1)
+    asking.cancel()
+    await eventually(lambda: site.there.in_flight == 0)
+
+    async def is_cancelled() -> bool:
+        listed = (await site.api.get("/v1/actions", params={"task": "hung-up"})).json()["items"]
+        return [each.get("outcome") for each in listed] == ["cancelled"]
+
+    await eventually(is_cancelled)
+
+
+async def test_calls_of_a_broker_that_died_are_carried_out_by_the_next(site: Site) -> None:
+    async def never(_: Asked) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    site.there.answer = never
+    async with AsyncTangram(site.system.url, API_KEY) as tangram:
+        ids = await tangram.submit_many([call_action("many", retries=1) for _ in range(12)])
+        await eventually(lambda: site.there.in_flight == 8)
+        site.system.kill("api")
+        site.there.answers()
+        await site.system.start("api")
+        assert {each.outcome for each in await tangram.wait(ids, timeout_s=40)} == {"ok"}
