@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from arl_api.call import Call, Report
 from arl_api.lane import Lane
@@ -24,11 +25,16 @@ class Broker:
         self._senders = {name: Sender(each) for name, each in endpoints.items()}
         self._metrics = metrics
         self._report = report
-        self._tasks: dict[Fence, asyncio.Task[None]] = {}
+        self._tasks: dict[Fence, asyncio.Task[Heard]] = {}
+        self._is_ending = False
 
     def add(self, call: Call) -> None:
-        """It is reported, however it ends."""
-        self._tasks[call.fence] = asyncio.create_task(self._carry_out(call), name=f"call of {call.endpoint}")
+        """It is reported, however it ends, unless this process does first."""
+        if not self._is_ending:
+            task = asyncio.create_task(self._heard_in_time(call), name=f"call of {call.endpoint}")
+            self._tasks[call.fence] = task
+            # Not in the task itself: one that is cancelled before its first step does nothing.
+            task.add_done_callback(partial(self._over, call))
 
     def cancel(self, fences: Iterable[Fence]) -> None:
         """Their connections are closed, and each is reported."""
@@ -36,8 +42,11 @@ class Broker:
             if (task := self._tasks.get(fence)) is not None:
                 task.cancel()
 
-    async def stop(self) -> None:
-        """Whatever is left is cancelled, and its row is found by whoever comes next."""
+    async def stop(self, grace_s: float) -> None:
+        """What is under way has so long to end. The rest is broken off, and left to whoever finds its rows."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=grace_s)
+        self._is_ending = True
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -45,18 +54,17 @@ class Broker:
         for sender in self._senders.values():
             await sender.close()
 
-    async def _carry_out(self, call: Call) -> None:
-        try:
-            heard = await self._heard_in_time(call)
-        except asyncio.CancelledError:
-            self._report(_report(call, "cancelled"))
-        except Exception as error:  # noqa: BLE001 - a call that nobody reports would run for ever
+    def _over(self, call: Call, task: "asyncio.Task[Heard]") -> None:
+        del self._tasks[call.fence]
+        if task.cancelled():
+            if not self._is_ending:
+                self._report(_report(call, "cancelled"))
+        elif (error := task.exception()) is not None:
+            # A call that nobody reports would run for ever.
             message = f"the broker failed: {type(error).__name__}"
             self._report(_report(call, "infra_error", reason="broker_failed", message=message))
         else:
-            self._report(_said(call, heard))
-        finally:
-            del self._tasks[call.fence]
+            self._report(_said(call, task.result()))
 
     async def _heard_in_time(self, call: Call) -> Heard:
         """Its time begins with its first request. Before that it waits for its turn, and as long at most."""

@@ -79,7 +79,7 @@ class Manager:
 
     async def stop(self) -> None:
         await self._grants.stop_looking()
-        await self._broker.stop()
+        await self._broker.stop(self._settings.grace_s)
         await self._grants.end()
 
     async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:

@@ -84,6 +84,7 @@ class ApiSettings(ManagerSettings):
     endpoints: dict[EndpointName, EndpointSettings] = Field(
         default_factory=dict, max_length=256, description="As a JSON object by the names that actions have for them"
     )
+    grace_s: float = Field(default=10.0, ge=0, le=20, description="What is under way has so long to end when it stops")
 
     @field_validator("endpoints")
     @classmethod

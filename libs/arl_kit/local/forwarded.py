@@ -22,7 +22,7 @@ FORWARDED: Mapping[str, tuple[str, ...]] = {
         *("device_threads", "host_mib", "eviction", "swap_wait_s", "copy_mib_per_s", "count_every_s"),
         *("batch_tokens", "batch_s", "batch_limit_s", "begun_tokens"),
     ),
-    "api": (*_EVERY, *_MANAGER, "endpoints"),
+    "api": (*_EVERY, *_MANAGER, "endpoints", "grace_s"),
     "gateway": (
         *(*_EVERY, "rate_limit", "rate_limit_window_s", "max_body_mib", "max_archive_mib", "body_timeout_s"),
         *("key_cache_s", "followers", "followers_of_project", "score_flights", "max_scores_waiting", "wait_poll_s"),

@@ -1,0 +1,204 @@
+"""The broker on a real Postgres: the manager contract, for calls."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from uuid import uuid4
+
+import pytest_asyncio
+from aiohttp import web
+
+from arl_core.fence import Fence
+from arl_store.tx import Row
+from support.api import Broker, brokering
+from support.conditions import eventually
+from support.endpoint import Asked, External, external
+from support.rows import Rows, rows_in
+
+WISHED = "update actions set cancel_requested_at = now() where id = $1"
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+@pytest_asyncio.fixture
+async def there() -> AsyncIterator[External]:
+    async with external() as there:
+        yield there
+
+
+@pytest_asyncio.fixture
+async def broker(rows: Rows, there: External) -> AsyncIterator[Broker]:
+    async with brokering(rows, there, concurrency=2) as broker:
+        yield broker
+
+
+def holding(there: External) -> asyncio.Event:
+    """Nothing is answered before it is set."""
+    may_answer = asyncio.Event()
+
+    async def answer(_: Asked) -> web.StreamResponse:
+        await may_answer.wait()
+        return web.Response(text="found")
+
+    there.answer = answer
+    return may_answer
+
+
+async def test_a_grant_is_sent_once_however_often_it_is_offered_and_found(broker: Broker) -> None:
+    may_answer = holding(broker.there)
+    action = await broker.granted()
+    for _ in range(3):
+        await broker.offer(action)
+    await eventually(lambda: broker.there.in_flight == 1)
+    await broker.manager.poll()
+    may_answer.set()
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "ok", None)
+    assert len(broker.there.asked) == 1
+    found = await broker.rows.pool.fetchrow("select stdout, response from action_results where id = $1", action)
+    assert (found["stdout"], json.loads(found["response"])["status"]) == (b"found", 200)
+
+
+async def test_a_grant_that_no_hint_brought_is_found_by_the_poll(broker: Broker) -> None:
+    action = await broker.granted()
+    await eventually(lambda: len(broker.there.asked) == 1 and broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "ok", None)
+
+
+async def test_more_than_the_endpoint_may_have_goes_back_to_the_queue(broker: Broker) -> None:
+    may_answer = holding(broker.there)
+    actions = [await broker.granted() for _ in range(3)]
+    await broker.offer(*actions)
+    await eventually(lambda: broker.there.in_flight == 2)
+    states = [(await broker.end(action))[0] for action in actions]
+    assert sorted(states) == ["queued", "running", "running"]
+    assert await broker.rows.value("select array_agg(reason) from attempts") == ["refused"]
+    may_answer.set()
+    await eventually(lambda: broker.manager.fences == frozenset())
+
+
+async def test_one_that_is_cancelled_before_it_starts_is_never_sent(broker: Broker) -> None:
+    action = await broker.granted()
+    await broker.rows.unguarded(WISHED, action)
+    await broker.offer(action)
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "cancelled", None)
+    assert broker.there.asked == []
+
+
+async def test_a_wish_to_cancel_reaches_one_that_is_under_way(broker: Broker) -> None:
+    holding(broker.there)
+    action = await broker.granted()
+    await broker.offer(action)
+    await eventually(lambda: broker.there.in_flight == 1)
+    await broker.rows.unguarded(WISHED, action)
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "cancelled", None)
+    await eventually(lambda: broker.there.in_flight == 0)
+
+
+async def test_one_that_is_killed_before_its_first_step_is_reported_too(broker: Broker) -> None:
+    holding(broker.there)
+    action = await broker.granted()
+    launch = broker.manager.launch
+
+    async def launch_and_kill(rows: Mapping[Fence, Row]) -> None:
+        await launch(rows)
+        await broker.manager.kill(list(rows))
+
+    broker.manager.launch = launch_and_kill  # type: ignore[method-assign]
+    await broker.offer(action)
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "cancelled", None)
+
+
+async def test_one_whose_fence_was_lost_is_cut_off_and_changes_nothing(broker: Broker) -> None:
+    may_answer = holding(broker.there)
+    action = await broker.granted()
+    await broker.offer(action)
+    await eventually(lambda: broker.there.in_flight == 1)
+    await broker.rows.unguarded("update actions set node_epoch = $2 where id = $1", action, uuid4())
+    await eventually(lambda: broker.there.in_flight == 0)
+    may_answer.set()
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert (await broker.end(action))[0] == "running"
+    assert await broker.rows.value("select count(*) from action_results") == 0
+
+
+async def test_running_rows_that_were_never_sent_are_sent(broker: Broker) -> None:
+    action = await broker.granted(state="running")
+    await eventually(lambda: len(broker.there.asked) == 1 and broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "ok", None)
+
+
+async def test_an_endpoint_that_is_gone_and_a_request_that_cannot_be_read_are_said(broker: Broker) -> None:
+    gone = await broker.granted(request={"endpoint": "other"})
+    unreadable = await broker.granted(request={"body": "é"})
+    await broker.offer(gone, unreadable)
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert await broker.end(gone) == ("settled", "infra_error", "endpoint_gone")
+    assert await broker.end(unreadable) == ("settled", "infra_error", "setup_failed")
+
+
+async def test_trouble_goes_back_to_the_queue_while_it_has_retries(rows: Rows, there: External) -> None:
+    async with brokering(rows, there, tries=1) as broker:
+        there.answers(500, 500)
+        again, last = await broker.granted(retries=1), await broker.granted(retries=0)
+        await broker.offer(again, last)
+        await eventually(lambda: broker.manager.fences == frozenset())
+        assert await broker.end(again) == ("queued", None, None)
+        assert await rows.value("select reason from attempts where id = $1", again) == "endpoint_unavailable"
+        assert await broker.end(last) == ("settled", "infra_error", "endpoint_unavailable")
+
+
+async def test_the_node_says_what_there_is_and_less_of_it_while_it_is_too_much(rows: Rows, there: External) -> None:
+    said = "select capacity::text, rates::text, endpoints::text from nodes where name = 'b'"
+    async with brokering(rows, there, concurrency=8, per_s=50, tries=1) as broker:
+        capacity, rates, _ = map(json.loads, await rows.pool.fetchrow(said))
+        assert (capacity, rates) == ({"calls:e": 8}, {"calls:e": {"per_s": 50.0, "burst": 50}})
+        there.answers(429)
+        await broker.offer(await broker.granted())
+
+        async def is_halved() -> bool:
+            capacity, _, endpoints = map(json.loads, await rows.pool.fetchrow(said))
+            return capacity == {"calls:e": 4} and endpoints[0]["health"].startswith("endpoint_throttled")
+
+        await eventually(is_halved)
+
+
+async def test_what_text_postgres_cannot_keep_is_settled_all_the_same(broker: Broker) -> None:
+    async def odd(_: Asked) -> web.StreamResponse:
+        return web.Response(body=b"\x00\xff", headers={"X-Odd": "\udcff"}, content_type="application/octet-stream")
+
+    broker.there.answer = odd
+    action = await broker.granted()
+    await broker.offer(action)
+    await eventually(lambda: broker.manager.fences == frozenset())
+    assert await broker.end(action) == ("settled", "ok", None)
+    assert await broker.rows.value("select stdout from action_results where id = $1", action) == b"\x00\xff"
+
+
+async def test_a_broker_that_stops_lets_what_is_under_way_end(rows: Rows, there: External) -> None:
+    may_answer = holding(there)
+    async with brokering(rows, there) as broker:
+        action = await broker.granted()
+        await broker.offer(action)
+        await eventually(lambda: there.in_flight == 1)
+        asyncio.get_running_loop().call_later(0.1, may_answer.set)
+    assert await broker.end(action) == ("settled", "ok", None)
+
+
+async def test_what_a_stopping_broker_breaks_off_is_left_to_the_scheduler_and_is_not_cancelled(
+    rows: Rows, there: External
+) -> None:
+    holding(there)
+    async with brokering(rows, there, grace_s=0.05) as broker:
+        action = await broker.granted()
+        await broker.offer(action)
+        await eventually(lambda: there.in_flight == 1)
+    await eventually(lambda: there.in_flight == 0)
+    assert await broker.end(action) == ("running", None, None)

@@ -1,0 +1,110 @@
+"""An endpoint's turns, by the clock of this process."""
+
+import asyncio
+from typing import Any
+
+from arl_api.lane import Lane
+from arl_api.settings import EndpointSettings
+from arl_api.verdicts import Verdict
+from support.conditions import eventually
+
+
+def a_lane(**settings: Any) -> Lane:
+    return Lane(EndpointSettings(url="http://e", **settings))
+
+
+class Visits:
+    """Those who take a turn, until they are told to leave."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.inside: list[str] = []
+        self.leave: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(self, *names: str, again: bool = False) -> None:
+        for name in names:
+            self.leave[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._visit(name, again=again))
+            await asyncio.sleep(0)
+
+    async def _visit(self, name: str, *, again: bool) -> None:
+        async with self.lane.turn(again=again):
+            self.inside.append(name)
+            await self.leave[name].wait()
+
+    async def end(self, name: str) -> None:
+        self.leave[name].set()
+        await self.tasks[name]
+
+    async def cancel(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def test_those_who_come_again_go_before_those_who_have_not_begun() -> None:
+    visits = Visits(a_lane(concurrency=1))
+    await visits.begin("a", "b")
+    await visits.begin("c", again=True)
+    for name in ("a", "c", "b"):
+        await eventually(lambda name=name: visits.inside[-1] == name)
+        await visits.end(name)
+    assert visits.lane.in_flight == 0
+
+
+async def test_who_gives_up_as_his_turn_comes_leaves_it_to_the_next() -> None:
+    lane = a_lane(concurrency=1)
+    visits = Visits(lane)
+    first = lane.turn(again=False)
+    await first.__aenter__()
+    await visits.begin("b", "c")
+    await first.__aexit__(None, None, None)  # without a step of the loop: it is b's turn, and b has not run yet
+    visits.tasks["b"].cancel()
+    await eventually(lambda: visits.inside == ["c"])
+    await visits.end("c")
+    assert lane.in_flight == 0
+
+
+async def test_what_waits_when_the_endpoint_wants_nothing_goes_on_by_itself_then() -> None:
+    lane = a_lane(concurrency=4)
+    visits, loop = Visits(lane), asyncio.get_running_loop()
+    begun = loop.time()
+    lane.learn(Verdict.THROTTLED, "429", sent=begun, asked_for_s=0.2)
+    await visits.begin("a")
+    assert 0 < lane.closed_for_s <= 0.2
+    await eventually(lambda: visits.inside == ["a"])
+    assert loop.time() - begun >= 0.2
+    await visits.end("a")
+
+
+async def test_after_too_much_fewer_are_let_in_and_more_again_after_success() -> None:
+    lane = a_lane(concurrency=4)
+    visits = Visits(lane)
+    lane.learn(Verdict.THROTTLED, "429", sent=asyncio.get_running_loop().time(), asked_for_s=None)
+    await visits.begin("a", "b", "c")
+    await eventually(lambda: len(visits.inside) == 2)
+    assert (lane.window.size, lane.in_flight, lane.throttled) == (2, 2, 1)
+    assert lane.health == "endpoint_throttled: 429"
+    lane.learn(Verdict.ANSWERED, "200", sent=0.0, asked_for_s=None)
+    assert lane.health == "ok"
+    await visits.cancel()
+    assert lane.in_flight == 0
+
+
+async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
+    lane = a_lane(concurrency=64, per_s=100, burst=2)
+    loop = asyncio.get_running_loop()
+    moments: list[float] = []
+
+    async def visit() -> None:
+        for again in (False, True):
+            async with lane.turn(again=again):
+                moments.append(loop.time())
+
+    begun = loop.time()
+    await asyncio.gather(*(visit() for _ in range(10)))
+    moments.sort()
+    for at, moment in enumerate(moments):
+        assert at + 1 <= 2 + 100 * (moment - begun) + 1e-6
+    assert lane.requests == 20

@@ -1,0 +1,58 @@
+"""Endpoints as an operator writes them, and what is said of what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from arl_api.settings import ApiSettings, EndpointSettings
+from arl_core.rate import Rate
+
+
+def settings(**endpoint: Any) -> ApiSettings:
+    given = {"port": 1, "database_url": "postgresql://x", "service_token": "t" * 16, "scheduler_url": "http://s"}
+    return ApiSettings(**given, endpoints={"e": {"url": "https://api.example/v1", **endpoint}})
+
+
+def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-secret-0123\n")
+    read = settings(key_file=str(file))
+    key = read.endpoints["e"].key
+    assert key is not None
+    assert key.get_secret_value() == "sk-secret-0123"
+    read = settings(key="sk-secret-0123", headers={"X-Key": "sk-secret-0123"}, query={"k": "sk-secret-0123"})
+    assert "sk-secret" not in repr(read) + read.model_dump_json()
+
+
+def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
+    url = "https://api.example"
+    assert EndpointSettings(url=url).rate is None
+    assert EndpointSettings(url=url, per_s=2.5).rate == Rate(2.5, 3)
+    assert EndpointSettings(url=url, per_s=0.1).rate == Rate(0.1, 1)
+    assert EndpointSettings(url=url, per_s=2.5, burst=10).rate == Rate(2.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ({"url": "api.example"}, "url"),
+        ({"url": "https://user:pw@api.example"}, "url"),
+        ({"url": "https://api.example?key=x"}, "url"),
+        ({"key": "a b\nc"}, "printable"),
+        ({"key": "x", "key_file": "/k"}, "one of key and key_file"),
+        ({"key_file": "/nonexistent"}, "key_file /nonexistent: FileNotFoundError: it can't be read"),
+        ({"key": "x", "headers": {"authorization": "y"}}, "headers have already"),
+        ({"headers": {"X-A": "a\r\nb"}}, "X-A has to be printable"),
+        ({"burst": 3}, "give per_s too"),
+        ({"per_s": 0}, "per_s"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"methods": ["TRACE"]}, "methods"),
+        ({"methods": []}, "methods"),
+        ({"rate": 3}, "rate"),
+    ],
+)
+def test_what_is_wrong_with_an_endpoint_is_said(endpoint: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        settings(**endpoint)
