@@ -17,7 +17,7 @@ class Quota:
 
     actions: int | None = None
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Of those that hold some of it; a slot of a reward service, for instance."""
+    """Of those that hold some of it; a slot of a reward service, for instance, or a call of an endpoint."""
 
     @property
     def limits(self) -> dict[str, int]:

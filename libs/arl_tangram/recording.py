@@ -9,7 +9,7 @@ from arl_wire.actions import Action, ElasticDemand
 __all__ = ["recorded"]
 
 RAN = frozenset({Outcome.OK, Outcome.USER_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED})
-KINDS = frozenset({"exec", "score"})
+KINDS = frozenset({"exec", "score", "call"})
 _CORES = "cpu_milli"
 
 

@@ -38,11 +38,17 @@ class Shares:
         """Its share beside the other tasks of our project, 0.01 to 100; 1 at first."""
         return self._change_queue(task, ChangeQueue(weight=weight))
 
-    def quota_queue(self, task: str, running: int | None = None, services: Mapping[str, int] | None = None) -> Queue:
-        """How many actions of a task may run at once, and be scored by services, by name; as many as find room if
-        neither is given. Takes the place of the quota that it has; what runs already goes on.
+    def quota_queue(
+        self,
+        task: str,
+        running: int | None = None,
+        services: Mapping[str, int] | None = None,
+        endpoints: Mapping[str, int] | None = None,
+    ) -> Queue:
+        """How many actions of a task may run at once, be scored by services and call endpoints, by name; as many as
+        find room if none is given. Takes the place of the quota that it has; what runs already goes on.
         """
-        return self._change_queue(task, _quota(running, services))
+        return self._change_queue(task, _quota(running, services, endpoints))
 
     def projects(self) -> list[Project]:
         """All, with a key of project `default`; ours with any other."""
@@ -89,9 +95,13 @@ class AsyncShares:
         return await self._change_queue(task, ChangeQueue(weight=weight))
 
     async def quota_queue(
-        self, task: str, running: int | None = None, services: Mapping[str, int] | None = None
+        self,
+        task: str,
+        running: int | None = None,
+        services: Mapping[str, int] | None = None,
+        endpoints: Mapping[str, int] | None = None,
     ) -> Queue:
-        return await self._change_queue(task, _quota(running, services))
+        return await self._change_queue(task, _quota(running, services, endpoints))
 
     async def projects(self) -> list[Project]:
         return await self._run(administering.list_projects(patience_s=self._patience_s))
@@ -113,6 +123,6 @@ class AsyncShares:
     async def _run(self, operation: Operation[Value]) -> Value: ...
 
 
-def _quota(running: int | None, services: Mapping[str, int] | None) -> ChangeQueue:
-    limits = running is not None or services
-    return ChangeQueue(quota=Quota(running=running, services=dict(services or {})) if limits else None)
+def _quota(running: int | None, services: Mapping[str, int] | None, endpoints: Mapping[str, int] | None) -> ChangeQueue:
+    quota = Quota(running=running, services=dict(services or {}), endpoints=dict(endpoints or {}))
+    return ChangeQueue(quota=quota if quota.limits_something else None)

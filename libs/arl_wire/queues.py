@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from arl_wire.base import Strict
+from arl_wire.calls import EndpointName
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
@@ -26,6 +27,13 @@ class Quota(Strict):
         max_length=256,
         description="Of these, those that a reward service scores, by its name; it may be registered later",
     )
+    endpoints: dict[EndpointName, _Most] = Field(
+        default_factory=dict, max_length=256, description="Of these, the calls of an endpoint, by its name"
+    )
+
+    @property
+    def limits_something(self) -> bool:
+        return self.running is not None or bool(self.services or self.endpoints)
 
 
 class ChangeQueue(BaseModel):
@@ -55,8 +63,8 @@ class ChangeQueue(BaseModel):
     @field_validator("quota")
     @classmethod
     def _limits_something(cls, quota: Quota | None) -> Quota | None:
-        if quota is not None and quota.running is None and not quota.services:
-            raise ValueError("name what it limits: `running` or `services`; null takes a quota away")
+        if quota is not None and not quota.limits_something:
+            raise ValueError("name what it limits: `running`, `services` or `endpoints`; null takes a quota away")
         if quota is not None and (verifiers := sorted(quota.services.keys() & VERIFIERS.keys())):
             raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
         return quota

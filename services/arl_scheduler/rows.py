@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from arl_core.elasticity import Amdahl, DurationTable, Elasticity, Inelastic
 from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape, slots_of
+from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape, calls_of, slots_of
 from arl_core.quotas import Quota
 from arl_core.states import State
 from arl_store.ids import parsed
@@ -139,7 +139,8 @@ def poll_result(row: Any) -> PollResult:
 
 def _quota(said: Mapping[str, Any]) -> Quota:
     services = {slots_of(name): most for name, most in said.get("services", {}).items()}
-    return Quota(actions=said.get("running"), resources=services)
+    calls = {calls_of(name): most for name, most in said.get("endpoints", {}).items()}
+    return Quota(actions=said.get("running"), resources=services | calls)
 
 
 def queued_rows(content: str) -> list[QueuedAction]:

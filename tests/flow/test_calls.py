@@ -145,6 +145,23 @@ async def test_no_more_are_in_flight_than_the_endpoint_may_have(site: Site) -> N
     assert site.there.most == 8
 
 
+async def test_a_task_has_no_more_calls_of_an_endpoint_than_its_quota(site: Site) -> None:
+    async def soon(_: Asked) -> web.StreamResponse:
+        await asyncio.sleep(0.01)
+        return web.Response()
+
+    site.there.answer = soon
+    async with AsyncTangram(site.system.url, API_KEY) as tangram:
+        await tangram.call("many", task="modest")
+        queue = await tangram.quota_queue("modest", endpoints={"many": 2})
+        assert queue.quota is not None
+        assert queue.quota.endpoints == {"many": 2}
+        site.there.most = 0
+        ids = await tangram.submit_many([call_action("many", task="modest") for _ in range(20)])
+        assert {each.outcome for each in await tangram.wait(ids, timeout_s=40)} == {"ok"}
+    assert site.there.most == 2
+
+
 async def test_in_no_time_are_more_sent_than_the_endpoints_rate_allows(site: Site) -> None:
     site.there.answers(*[429] * 3)
     actions = [{**CALL, "endpoint": "slow", "request": {"method": "GET"}} for _ in range(30)]

@@ -223,7 +223,11 @@ async def test_a_paused_action_can_still_be_cancelled(api: httpx.AsyncClient) ->
 async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClient) -> None:
     queue, ids = "/v1/admin/queues/capped", list[str]()
     await submit(api, "true", task="capped", wait=10)
-    assert (await api.patch(queue, json={"quota": {"running": 1}})).json()["quota"] == {"running": 1, "services": {}}
+    assert (await api.patch(queue, json={"quota": {"running": 1}})).json()["quota"] == {
+        "running": 1,
+        "services": {},
+        "endpoints": {},
+    }
     try:
         for _ in range(3):
             ids.append((await submit(api, "sleep", "300", task="capped", demand={"cpu": 0.1}))["id"])
@@ -232,7 +236,11 @@ async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClien
         assert (await submit(api, "true", wait=10))["outcome"] == "ok"
         assert (await api.get(f"/v1/actions/{ids[1]}/explain")).json()["wait"]["rule"] == "task_at_quota"
         counts = (await api.patch(queue, json={"weight": 2})).json()
-        assert (counts["waiting"], counts["running"], counts["quota"]) == (2, 1, {"running": 1, "services": {}})
+        assert (counts["waiting"], counts["running"], counts["quota"]) == (
+            2,
+            1,
+            {"running": 1, "services": {}, "endpoints": {}},
+        )
         assert "quota" not in (await api.patch(queue, json={"quota": None})).json()
         for id in ids:
             await until(api, id, "running")

@@ -54,7 +54,8 @@ def call(
     if output is Format.JSON:
         sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
     elif action.result is not None and action.result.response is not None:
-        sys.stdout.write(action.result.response.body.text)
+        text = action.result.response.body.text
+        sys.stdout.write(text if text.endswith("\n") or not sys.stdout.isatty() else f"{text}\n")
         sys.stdout.flush()
         if action.result.response.body.truncated:
             say(f"the answer was cut: it had {action.result.response.body.total_bytes} bytes")

@@ -69,16 +69,19 @@ def quota_queue(
     service: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="Of these, that a reward service scores; repeatable.")
     ] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=N", help="Of these, calls of an endpoint; repeatable.")
+    ] = None,
     none: Annotated[bool, typer.Option("--none", help="As many as find room.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Limit how many actions of a task run at once, however much is free; instead of the quota that it has."""
-    if (running is None and not service) != none:
-        fail("give --running N or --service NAME=N, or --none", EXIT_USAGE)
-    services = _numbers(service or [])
+    if (running is None and not service and not endpoint) != none:
+        fail("give --running N, --service NAME=N or --endpoint NAME=N, or --none", EXIT_USAGE)
+    services, endpoints = _numbers(service or []), _numbers(endpoint or [])
     with connected(directory) as tangram:
         try:
-            changed = tangram.quota_queue(task, running, services)
+            changed = tangram.quota_queue(task, running, services, endpoints)
         except ValidationError as error:
             raise failed_validation(error) from None
         _show(changed, output)
@@ -106,9 +109,9 @@ def resume_queue(
         _show(tangram.resume_queue(task), output)
 
 
-def _numbers(services: list[str]) -> dict[str, int]:
-    pairs = [each.rpartition("=") for each in services]
-    if wrong := [each for each, (_, _, most) in zip(services, pairs, strict=True) if not most.isdecimal()]:
+def _numbers(given: list[str]) -> dict[str, int]:
+    pairs = [each.rpartition("=") for each in given]
+    if wrong := [each for each, (_, _, most) in zip(given, pairs, strict=True) if not most.isdecimal()]:
         fail(f"{', '.join(wrong)}: write NAME=N, as in judge=8", EXIT_USAGE)
     return {name: int(most) for name, _, most in pairs}
 
@@ -131,7 +134,8 @@ def _said(quota: Quota | None) -> str:
     if quota is None:
         return ""
     running = [] if quota.running is None else [str(quota.running)]
-    return "  quota " + " ".join([*running, *(f"{name}={most}" for name, most in sorted(quota.services.items()))])
+    named = [*sorted(quota.services.items()), *sorted(quota.endpoints.items())]
+    return "  quota " + " ".join([*running, *(f"{name}={most}" for name, most in named)])
 
 
 def _print_json(value: BaseModel) -> None:
