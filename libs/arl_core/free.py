@@ -20,9 +20,9 @@ from arl_core.model import (
     Shape,
     Waiting,
     action_part,
+    counted_in,
     environment_part,
     is_slot,
-    slot_in,
 )
 
 __all__ = ["ENVIRONMENT_HEADROOM", "FreeAmounts"]
@@ -57,7 +57,7 @@ class FreeAmounts:
     _by_homes: list[tuple[int, int, int]] | None = None
     """Where new environments go first, first."""
     _offering: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Heaps of nodes that take something new for these slots, where they were looked for: how much is before it there.
+    """Heaps of nodes that take something new for these slots or calls, where they were looked for, by `_before_it`.
 
     It only becomes more while a round spends, which is seen once a node is at the top.
     """
@@ -268,9 +268,9 @@ class FreeAmounts:
 
         That is the one with fewest cores where it fits.
         """
-        slot = slot_in(needed) if cls.shape is Shape.QUOTA else None
-        if slot is not None:
-            return self._least_busy(cls, needed, slot)
+        counted = counted_in(needed) if cls.shape is Shape.QUOTA else None
+        if counted is not None:
+            return self._least_busy(cls, needed, counted)
         levels, pools, shape, requires = self.levels, self.pools, cls.shape, cls.requires
         for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
             node = levels[place][1]
@@ -279,16 +279,19 @@ class FreeAmounts:
                 return place
         return None
 
-    def _least_busy(self, cls: ActionClass, needed: Amounts, slot: str) -> int | None:
-        """Slots are not the device: whoever has fewest before it there is served first, if its service is there too."""
-        if slot not in self._offering:
-            offering = (node for node in self._open() if slot in self.pools[node].capacity)
-            self._offering[slot] = sorted((self._before_it(node, slot), node) for node in offering)
-        heap, lacking = self._offering[slot], list[tuple[int, int]]()
+    def _least_busy(self, cls: ActionClass, needed: Amounts, counted: str) -> int | None:
+        """Slots are not the device: whoever has fewest before it there is served first, if its service is there too.
+
+        Calls go where most are free.
+        """
+        if counted not in self._offering:
+            offering = (node for node in self._open() if counted in self.pools[node].capacity)
+            self._offering[counted] = sorted((self._before_it(node, counted), node) for node in offering)
+        heap, lacking = self._offering[counted], list[tuple[int, int]]()
         place = None
         while heap and place is None:
             before, node = heap[0]
-            now = self._before_it(node, slot)
+            now = self._before_it(node, counted)
             if now != before:
                 heapreplace(heap, (now, node))
             elif self._fits(node, cls, needed):
@@ -297,18 +300,20 @@ class FreeAmounts:
                 lacking.append(heappop(heap))
         for each in lacking:
             # Of what it lacks, another may need less.
-            if self.free[each[1]].get(slot):
+            if self.free[each[1]].get(counted):
                 heappush(heap, each)
         return place
 
-    def _before_it(self, node: int, slot: str) -> int:
-        """Actions, of all services there, and what a restore is worth of them."""
+    def _before_it(self, node: int, counted: str) -> int:
+        """Actions, of all services there, and what a restore is worth of them. Of calls, less where more are free."""
+        if not is_slot(counted):
+            return -self.free[node].get(counted, 0)
         taken = self._taken_slots.get(node)
         if taken is None:
             free, capacity = self.free[node], self.pools[node].capacity
             taken = sum(capacity[each] - free.get(each, 0) for each in capacity if is_slot(each))
             self._taken_slots[node] = taken
-        return taken + (0 if slot in self.pools[node].at_hand else RESTORE_WORTH)
+        return taken + (0 if counted in self.pools[node].at_hand else RESTORE_WORTH)
 
     def _count_slots(self, node: int, spent: Amounts) -> None:
         if node in self._taken_slots:

@@ -37,9 +37,9 @@ __all__ = [
     "Waiting",
     "action_part",
     "calls_of",
+    "counted_in",
     "environment_part",
     "is_slot",
-    "slot_in",
     "slots_of",
 ]
 
@@ -81,10 +81,10 @@ def is_slot(resource: str) -> bool:
     return resource.startswith(_SLOTS)
 
 
-def slot_in(amounts: Amounts) -> str | None:
-    """The slots among them, if there are any."""
+def counted_in(amounts: Amounts) -> str | None:
+    """The slots or the calls among them, if there are any."""
     for resource in amounts:
-        if resource.startswith(_SLOTS):
+        if resource.startswith((_SLOTS, _CALLS)):
             return resource
     return None
 

@@ -41,6 +41,13 @@ class TokenBucket:
             return float("inf")
         return max(now, self._at + (amount - self._tokens) / self.rate.per_s)
 
+    def at(self, rate: Rate, *, now: float) -> "TokenBucket":
+        """Another, of this rate, of which as much is spent as of this one, but no more than all."""
+        missing = self.rate.burst - self._level(now)
+        other = TokenBucket(rate, now=now)
+        other._tokens = max(0.0, rate.burst - missing)
+        return other
+
     def _level(self, now: float) -> float:
         """A clock that goes back brings nothing and takes nothing."""
         passed_s = max(0.0, now - self._at)

@@ -13,9 +13,9 @@ from arl_core.accounts import Accounts
 from arl_core.curves import Curves
 from arl_core.fairness import total_amounts
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger
 from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Waiting
 from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.refilling import RefillingLedger
 from arl_core.snapshot import Snapshot
 from arl_scheduler.classes import Classes
 from arl_scheduler.deadlines import Deadlines
@@ -24,6 +24,7 @@ from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
 from arl_scheduler.offers import Offers
 from arl_scheduler.pools import Pools
 from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult
+from arl_scheduler.tokens import Tokens
 from arl_store.ids import as_read
 from arl_wire.internal import QueuedAction
 
@@ -40,7 +41,7 @@ class Index:
         self._policy = policy or FirstComeFirstServed()
         self.mark = 0
         self.nodes: dict[int, NodeRow] = {}
-        self._ledger = Ledger()
+        self._ledger = RefillingLedger()
         self._waiting = Offers()
         self._queued: dict[UUID, Waiting] = {}
         self._home_of: dict[UUID, Name] = {}
@@ -52,6 +53,7 @@ class Index:
         self.holds = Holds(self._policy, self._ledger, self.curves)
         self._living = HomesByNode()
         self._pools = Pools(self._ledger, self._living)
+        self.tokens = Tokens(self._ledger, self._waiting.waiting, self._pools)
         self._paused: frozenset[int] = frozenset()
         self._lent: Counter[Name] = Counter()
         """Pods whose cores an ephemeral action uses."""
@@ -146,6 +148,7 @@ class Index:
         self.holds.limit(poll.quotas)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
+            self._ledger.set_rates(node.id, node.rates)
         self._accounts.total = total_amounts(node.capacity for node in poll.nodes)
         for environment in poll.environments:
             self._learn_environment(environment)
@@ -366,11 +369,9 @@ class Index:
 
     def _learn_environment(self, row: EnvironmentRow) -> None:
         name = (row.queue_id, row.trajectory)
-        home = self._homes.get(name)
-        if home is None and row.gone and row.deleted:
+        if name not in self._homes and row.gone and row.deleted:
             return
-        if home is None:
-            home = self._homes.setdefault(name, Home(name, row.id))
+        home = self._homes.setdefault(name, Home(name, row.id))
         if home.id != row.id:
             if home.known or home.busy is not None or (row.gone and row.deleted):
                 return

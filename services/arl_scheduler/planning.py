@@ -83,10 +83,14 @@ class Planning:
 
 
 def _present(index: Index, snapshot: Snapshot) -> Present:
-    """Copied before anything else has its turn."""
+    """Copied before anything else has its turn.
+
+    Of rates nothing is counted: each call holds what it holds, and starts as soon as that is free.
+    """
+    pools = index.tokens.not_counted(snapshot.pools)
     return Present(
         now=snapshot.now,
-        pools={node: replace(pool, free=dict(pool.free)) for node, pool in snapshot.pools.items()},
+        pools={node: replace(pool, free=dict(pool.free)) for node, pool in pools.items()},
         working=tuple(
             Working(snapshot.running.on(hold.node)[hold.fence.action_id], index.homes.environment(hold.home))
             for hold in index.holds

@@ -113,6 +113,7 @@ class Rounds:
         index, ttl_s = self._index, self._settings.node_ttl_s
         if index is None or self.leadership.term is None:
             return None
+        index.tokens.refill(time.monotonic())
         times = {"now": self._clock.now(), "watching_since": self._watching_since}
         return index, index.snapshot(silent_after_s=ttl_s, **times)
 
@@ -155,6 +156,8 @@ class Rounds:
         deadline = index.next_deadline()
         if deadline is not None:
             due = min(due, deadline - self._clock.now() + 0.001)
+        if (refilled := index.tokens.next_at()) is not None:
+            due = min(due, refilled - time.monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due, 0.0)):
                 await self.mailbox.wait()
@@ -205,6 +208,7 @@ class Rounds:
                 found = await repository.poll(tx, mark=index.mark, in_pages=rebuilding)
             self._clock.set(found.now)
             self._watch(found, begun=rebuilding)
+            index.tokens.refill(time.monotonic())
             index.reconcile(found)
             hint_ends(self._peers, index.nodes, found)
             if rebuilding:
@@ -293,12 +297,14 @@ class Rounds:
 
     async def _decide(self, index: Index) -> bool:
         began = now = self._clock.now()
+        index.tokens.refill(time.monotonic())
         plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
         decided = within(plan.grants, self._settings.round_limit)
         growths = self._resizing.growths(index.holds, plan.resizes)
         shrinks = self._resizing.shrinks(index.holds, plan.resizes)
         decided_at = self._clock.now()
         granted, grown = await self._commit(index, decided, growths)
+        index.tokens.refill(time.monotonic())
         taken = [grant for grant in decided if grant.fence in granted]
         index.granted(taken, now=now)
         growths = [change for change in growths if change.fence in grown]

@@ -13,6 +13,7 @@ from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
 from arl_core.model import ActionClass, Amounts, Demand, Elastic, Pool, Resizable, Shape, calls_of, slots_of
 from arl_core.quotas import Quota
+from arl_core.rate import Rate
 from arl_core.states import State
 from arl_store.ids import parsed
 from arl_wire.actions import HOST
@@ -37,6 +38,9 @@ SHAPES = {"gpu": Shape.QUOTA, "api": Shape.QUOTA}
 WIDTHS = 33
 """Choices of an elastic resource that are looked at, at most, from its least to its most."""
 
+PER_S, BURST = (1e-6, 1e6), (1, 1_000_000)
+"""What a rate is taken for at least and at most: tokens a second, and at once after a pause."""
+
 _QUEUED = TypeAdapter(list[QueuedAction])
 _TEMPLATE, _NODE = "template:{}", "node:{}"
 """Among what is required of a node."""
@@ -57,6 +61,8 @@ class NodeRow:
     """Last beat, or the start of Postgres if that is later: before it no beat was possible."""
     drained: bool = False
     """It was to be empty by now: nothing of it goes on."""
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    """Of what it has: tokens that each grant spends besides."""
     resident: frozenset[str] = frozenset()
     """Reward services on its devices, or on their way there."""
 
@@ -241,8 +247,27 @@ def _node(entry: Mapping[str, Any]) -> NodeRow:
         closed=entry["closed"],
         drained=entry["drained"],
         last_sign=entry["last_sign"],
+        rates=_rates(entry["rates"], entry["capacity"]),
         resident=frozenset(entry["resident"]),
     )
+
+
+def _rates(said: Any, capacity: Mapping[str, int]) -> dict[str, Rate]:
+    """What a manager says here that is no rate of anything it has is passed over: rounds are everybody's."""
+    entries = said.items() if isinstance(said, dict) else ()
+    rates = {name: _rate(entry) for name, entry in entries if name in capacity}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _rate(entry: Any) -> Rate | None:
+    per_s, burst = (entry.get("per_s"), entry.get("burst")) if isinstance(entry, dict) else (None, None)
+    if isinstance(per_s, int | float) and isinstance(burst, int | float):
+        return Rate(per_s=_between(per_s, PER_S), burst=int(_between(burst, BURST)))
+    return None
+
+
+def _between(number: float, bounds: tuple[float, float]) -> float:
+    return max(bounds[0], min(bounds[1], number))
 
 
 def _environment(entry: Mapping[str, Any]) -> EnvironmentRow:

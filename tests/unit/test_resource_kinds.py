@@ -26,18 +26,19 @@ HELD = [kind for kind in KINDS if kind.rate is None]
 held_kinds = pytest.mark.parametrize("kind", HELD, ids=lambda kind: kind.name)
 RESIZING = Spar(resizing=True)
 NOW = 1000.0
+PAUSE_S = 3
+"""In which every rate of these kinds fills its burst."""
 
 
 def a_ledger(kind: ResourceKind) -> RefillingLedger:
     ledger = RefillingLedger()
     ledger.set_capacity(1, kind.node())
-    if kind.rate is not None:
-        ledger.set_rate(1, kind.name, kind.rate)
+    ledger.set_rates(1, {kind.name: kind.rate} if kind.rate is not None else {})
     return ledger
 
 
 def a_node(kind: ResourceKind, ledger: RefillingLedger) -> Pool:
-    return replace(a_pool(1, **kind.node()), free=ledger.free(1))
+    return replace(a_pool(1, shape=kind.shape, **ledger.capacity(1)), free=ledger.left(1))
 
 
 class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
@@ -86,8 +87,17 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
             return
         free, name = self.ledger.free(1), self.kind.name
         assert min(free.values()) >= 0
-        if self.kind.rate is None:
-            assert free[name] + sum(amounts[name] for amounts in self.held.values()) == self.kind.node_has
+        if self.kind.is_held:
+            not_held = self.kind.node_has - sum(amounts[name] for amounts in self.held.values())
+            assert free[name] == not_held if self.kind.rate is None else free[name] <= not_held
+
+    @invariant()
+    def after_a_pause_in_which_all_have_ended_everything_is_there(self) -> None:
+        if hasattr(self, "kind") and not self.held and not self.taken_within(PAUSE_S):
+            assert self.ledger.free(1)[self.kind.name] == self.kind.node_has
+
+    def taken_within(self, seconds: int) -> bool:
+        return any(at > self.now - seconds for at, _ in self.taken)
 
     @invariant()
     def no_more_is_taken_in_any_time_than_its_rate_allows(self) -> None:
@@ -125,7 +135,7 @@ def test_one_that_waits_for_it_names_it(kind: ResourceKind) -> None:
 
 @every_kind
 def test_a_node_without_any_is_passed_over(kind: ResourceKind) -> None:
-    other = a_pool(1, **{name: amount for name, amount in kind.node().items() if name != kind.name})
+    other = a_pool(1, shape=kind.shape, **{name: amount for name, amount in kind.node().items() if name != kind.name})
     has = replace(a_node(kind, a_ledger(kind)), node=2)
     (grant,) = Spar().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[other, has])).grants
     assert grant.node == 2
