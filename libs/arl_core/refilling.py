@@ -8,8 +8,23 @@ from arl_core.rate import Rate, TokenBucket
 
 __all__ = ["RefillingLedger"]
 
-_NO_BUCKETS: Mapping[str, TokenBucket] = {}
 _NOTHING: Amounts = {}
+
+
+class _Tokens:
+    """Of one resource of one node."""
+
+    def __init__(self, bucket: TokenBucket, *, now: float) -> None:
+        self.bucket = bucket
+        self.shown = bucket.free(now)
+        """As they were when they were last looked at, less what was spent since."""
+
+    def spend(self, amount: int, *, now: float) -> None:
+        self.bucket.take(amount, now=now)
+        self.shown -= amount
+
+
+_NO_TOKENS: Mapping[str, _Tokens] = {}
 
 
 class RefillingLedger(Ledger):
@@ -21,53 +36,60 @@ class RefillingLedger(Ledger):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        """Whoever runs rounds sets it, by a clock that only goes on. Behind that there is less free, never more."""
-        self._buckets: dict[int, dict[str, TokenBucket]] = {}
+        """When whatever is taken is spent, by a clock that only goes on."""
+        self._tokens: dict[int, dict[str, _Tokens]] = {}
         """By node, of those that have rates: all others are a plain ledger's."""
 
     def set_rates(self, node: int, rates: Mapping[str, Rate]) -> None:
-        """All that the node has. What was spent under another rate stays spent; with its rate a bucket is forgotten."""
-        before = self._buckets.pop(node, _NO_BUCKETS)
+        """All that the node has. What was spent under another rate stays spent; what has no rate now is forgotten."""
+        before = self._tokens.pop(node, _NO_TOKENS)
         if rates:
-            self._buckets[node] = {name: self._bucket(before.get(name), rate) for name, rate in rates.items()}
+            self._tokens[node] = {name: self._of_rate(before.get(name), rate) for name, rate in rates.items()}
+
+    def refill(self, now: float) -> None:
+        """Free is from now on what has come by now. What comes afterwards is not, until this is said again."""
+        self.now = now
+        for tokens in self._tokens.values():
+            for each in tokens.values():
+                each.shown = each.bucket.free(now)
 
     def capacity(self, node: int) -> Amounts:
         """As much as can be free at once."""
         capacity = dict(super().capacity(node))
-        for name, bucket in self._buckets.get(node, _NO_BUCKETS).items():
-            capacity[name] = min(capacity.get(name, bucket.rate.burst), bucket.rate.burst)
+        for name, tokens in self._tokens.get(node, _NO_TOKENS).items():
+            burst = tokens.bucket.rate.burst
+            capacity[name] = min(capacity.get(name, burst), burst)
         return capacity
 
     def free(self, node: int) -> dict[str, int]:
         free = super().free(node)
-        for name, bucket in self._buckets.get(node, _NO_BUCKETS).items():
-            tokens = bucket.free(self.now)
-            free[name] = min(free.get(name, tokens), tokens)
+        for name, tokens in self._tokens.get(node, _NO_TOKENS).items():
+            free[name] = min(free.get(name, tokens.shown), tokens.shown)
         return free
 
     def left(self, node: int) -> Amounts:
         """Of a node with rates as it is now: what refills does not go on changing."""
-        return self.free(node) if node in self._buckets else super().left(node)
+        return self.free(node) if node in self._tokens else super().left(node)
 
     def not_held(self, node: int) -> dict[str, int]:
         """What would be free, were no tokens spent."""
         return super().free(node)
 
     def refills_at(self, node: int, amounts: Amounts) -> float | None:
-        """When tokens will be there for these amounts; None where they are, or would not be enough."""
-        buckets = self._buckets.get(node, _NO_BUCKETS)
-        lacking = [name for name in buckets if amounts.get(name, 0) > buckets[name].free(self.now)]
+        """When there are tokens for these amounts that are not free yet; None where something else lacks, or nothing."""
+        tokens = self._tokens.get(node, _NO_TOKENS)
+        lacking = [name for name in tokens if amounts.get(name, 0) > tokens[name].shown]
         if not lacking:
             return None
         not_held = self.not_held(node)
-        held = {name: amount for name, amount in amounts.items() if name not in buckets or name in not_held}
+        held = {name: amount for name, amount in amounts.items() if name not in tokens or name in not_held}
         if not fits(held, not_held):
             return None
-        moment = max(buckets[name].free_at(amounts[name], now=self.now) for name in lacking)
+        moment = max(tokens[name].bucket.free_at(amounts[name], now=self.now) for name in lacking)
         return moment if moment < float("inf") else None
 
     def take(self, holder: Hashable, node: int, amounts: Amounts) -> None:
-        if node in self._buckets:
+        if node in self._tokens:
             self._spend(holder, node, amounts)
         super().take(holder, node, amounts)
 
@@ -78,12 +100,14 @@ class RefillingLedger(Ledger):
         known: a debt could keep an idle endpoint closed for long, while an empty bucket is right again within a burst.
         """
         held = self._held.get(node, {}).get(holder, _NOTHING)
-        for name, bucket in self._buckets[node].items():
+        for name, tokens in self._tokens[node].items():
             unpaid = amounts.get(name, 0) - held.get(name, 0)
             if unpaid > 0:
-                bucket.take(min(unpaid, max(0, bucket.free(self.now))), now=self.now)
+                tokens.spend(min(unpaid, max(0, tokens.shown)), now=self.now)
 
-    def _bucket(self, known: TokenBucket | None, rate: Rate) -> TokenBucket:
+    def _of_rate(self, known: _Tokens | None, rate: Rate) -> _Tokens:
         if known is None:
-            return TokenBucket(rate, now=self.now)
-        return known if known.rate == rate else known.at(rate, now=self.now)
+            return _Tokens(TokenBucket(rate, now=self.now), now=self.now)
+        if known.bucket.rate == rate:
+            return known
+        return _Tokens(known.bucket.at(rate, now=self.now), now=self.now)

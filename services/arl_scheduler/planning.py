@@ -18,7 +18,7 @@ from arl_wire.errors import Conflict, Unavailable
 from arl_wire.internal import PlanAsk
 from arl_wire.plans import CapacityPlan, PlanForecast, PlanQuestion
 
-__all__ = ["ROUND", "Planning"]
+__all__ = ["ROUND", "Planning", "present_of"]
 
 SIMULATED = 2000
 """Waiting actions, at most, the members of gangs among them: they are copied in one go."""
@@ -50,7 +50,7 @@ class Planning:
         if view is None:
             raise Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
         index, snapshot = view
-        waiting, present = index.waiting, _present(index, snapshot)
+        waiting, present = index.waiting, present_of(index, snapshot)
         as_is = await self._forecast(present, waiting=waiting)
         if not ask.question.changes_anything:
             return CapacityPlan(as_is=as_is)
@@ -82,7 +82,7 @@ class Planning:
         )
 
 
-def _present(index: Index, snapshot: Snapshot) -> Present:
+def present_of(index: Index, snapshot: Snapshot) -> Present:
     """Copied before anything else has its turn.
 
     Of rates nothing is counted: each call holds what it holds, and starts as soon as that is free.

@@ -113,7 +113,6 @@ class Rounds:
         index, ttl_s = self._index, self._settings.node_ttl_s
         if index is None or self.leadership.term is None:
             return None
-        index.tokens.refill(time.monotonic())
         times = {"now": self._clock.now(), "watching_since": self._watching_since}
         return index, index.snapshot(silent_after_s=ttl_s, **times)
 
@@ -304,7 +303,7 @@ class Rounds:
         shrinks = self._resizing.shrinks(index.holds, plan.resizes)
         decided_at = self._clock.now()
         granted, grown = await self._commit(index, decided, growths)
-        index.tokens.refill(time.monotonic())
+        index.tokens.committed(time.monotonic())
         taken = [grant for grant in decided if grant.fence in granted]
         index.granted(taken, now=now)
         growths = [change for change in growths if change.fence in grown]

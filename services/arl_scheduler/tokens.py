@@ -13,9 +13,9 @@ from arl_scheduler.pools import Pools
 __all__ = ["GATHER_S", "Tokens"]
 
 GATHER_S = 0.02
-"""Tokens gather for so long before a round is begun for them alone, so that those of a fast rate make few rounds.
+"""Tokens gather for so long before rounds see them, or those of a fast rate would keep rounds from ever pausing.
 
-What ends meanwhile begins one anyway. Only where a burst is less than what comes in this time are some lost.
+Where a burst is less than what comes in this time, the rest of that is lost.
 """
 
 
@@ -24,12 +24,18 @@ class Tokens:
         self._ledger = ledger
         self._waiting = waiting
         self._pools = pools
+        self._looked_at = float("-inf")
 
     def refill(self, now: float) -> None:
-        """It is this time, by a clock of which only differences matter, and which nobody sets.
+        """Before a round: it is this time, by a clock of which only differences matter and that nobody sets."""
+        if now >= self._looked_at + GATHER_S:
+            self._looked_at = now
+            self._ledger.refill(now)
 
-        To be said before a round, and again once its grants are committed: tokens count as spent then at the earliest.
-        So in no time do more grants commit than a burst and what comes in that time, however long commits take.
+    def committed(self, now: float) -> None:
+        """It is this time now, and a round's grants count as made.
+
+        So in no time do more of them commit than a burst and what comes in that time, however long commits take.
         """
         self._ledger.now = now
 
@@ -47,7 +53,7 @@ class Tokens:
             if pool.shape is cls.shape and cls.requires <= pool.enforces
             if (moment := self._ledger.refills_at(pool.node, amounts)) is not None
         ]
-        return max(min(moments), self._ledger.now + GATHER_S) if moments else None
+        return max(min(moments), self._looked_at + GATHER_S) if moments else None
 
     def not_counted(self, pools: Mapping[int, Pool]) -> dict[int, Pool]:
         """As if no tokens had been spent: for whoever does not know how they come back."""

@@ -52,20 +52,36 @@ class TestTake:
     def test_free_is_the_less_of_both(self) -> None:
         ledger = a_ledger(capacity=5)
         assert taken(ledger, *range(4)) == 0
-        ledger.now = 60.0
+        ledger.refill(60.0)
         assert ledger.free(1)[SEARCH] == 1
 
     def test_of_a_rate_alone_nothing_is_held(self) -> None:
         ledger = a_ledger(capacity=None)
         assert (taken(ledger, *range(4)), ledger.capacity(1)[SEARCH]) == (0, 4)
-        ledger.now = 1.5
+        ledger.refill(1.5)
         assert ledger.free(1)[SEARCH] == 3
 
     def test_nobody_runs_into_debt_for_what_another_leader_granted(self) -> None:
         ledger = a_ledger()
         assert taken(ledger, *range(9)) == 0
-        ledger.now = 0.5
+        ledger.refill(0.5)
         assert ledger.free(1)[SEARCH] == 1
+
+
+class TestRefill:
+    def test_what_comes_after_it_is_not_free(self) -> None:
+        ledger = a_ledger()
+        taken(ledger, *range(4))
+        ledger.now = 1.5
+        assert ledger.free(1)[SEARCH] == 0
+        ledger.refill(1.5)
+        assert ledger.free(1)[SEARCH] == 3
+
+    def test_what_is_taken_later_than_it_was_looked_at_is_spent_later(self) -> None:
+        ledger = a_ledger()
+        ledger.now = 1.0
+        assert taken(ledger, *range(4)) == 0
+        assert ledger.refills_at(1, ONE) == 1.5
 
 
 class TestSetRates:
@@ -81,7 +97,7 @@ class TestSetRates:
         taken(ledger, *range(3))
         ledger.set_rates(1, {SEARCH: Rate(8.0, burst)})
         assert ledger.free(1)[SEARCH] == free
-        ledger.now = 0.25
+        ledger.refill(0.25)
         assert ledger.free(1)[SEARCH] == min(burst, free + 2, 7)
 
     def test_one_that_disappears_is_forgotten(self) -> None:

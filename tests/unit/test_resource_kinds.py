@@ -72,7 +72,7 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 3))
     def time_goes_on(self, seconds: int) -> None:
         self.now += seconds
-        self.ledger.now = float(self.now)
+        self.ledger.refill(float(self.now))
 
     @rule(which=st.integers(0, 20))
     def one_ends_and_it_is_said_twice(self, which: int) -> None:

@@ -1,0 +1,152 @@
+"""Rates on a real Postgres: the leader wakes for tokens, grants no more than they allow, and wakes for nothing else."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest_asyncio
+
+from arl_core.fence import Fence
+from arl_core.model import Plan
+from arl_core.plan import FirstComeFirstServed
+from arl_core.rate import Rate
+from arl_core.snapshot import Snapshot
+from arl_scheduler import repository
+from arl_scheduler.rounds import Rounds
+from arl_wire.internal import GrantBatch
+from support.builders import a_queued_row
+from support.peers import RecordingPeers
+from support.rows import Rows, rows_in, store_of
+from support.scheduler import leading
+
+SEARCH = "calls:search"
+SELDOM = {"poll_busy_s": 1.0, "poll_idle_s": 30.0, "node_ttl_s": 60.0}
+"""As in operation: whatever depends on polls takes long."""
+
+
+@pytest_asyncio.fixture
+async def rows(database: str) -> AsyncIterator[Rows]:
+    async with rows_in(database) as rows:
+        yield rows
+
+
+async def a_broker(rows: Rows, *, calls: int, rates: Any) -> int:
+    node = await rows.node("broker")
+    sql = "update nodes set kind = 'api', capacity = $2, rates = $3 where id = $1"
+    await rows.execute(sql, node, json.dumps({SEARCH: calls}), json.dumps(rates))
+    return node
+
+
+async def calls(rows: Rows, count: int, **columns: Any) -> list[UUID]:
+    return [await rows.action(demand={SEARCH: 1}, shape="quota", **columns) for _ in range(count)]
+
+
+async def granted_at(rows: Rows) -> list[float]:
+    sql = "select extract(epoch from granted_at)::float8 as at from actions where granted_at is not null order by 1"
+    return [row["at"] for row in await rows.pool.fetch(sql)]
+
+
+def most_beyond(moments: list[float], rate: Rate) -> float:
+    """By how much any window had more than the rate allows."""
+    windows = ((first, last) for last in range(len(moments)) for first in range(last + 1))
+    return max(last - first + 1 - rate.burst - rate.per_s * (moments[last] - moments[first]) for first, last in windows)
+
+
+@dataclass(frozen=True)
+class Counting(FirstComeFirstServed):
+    """Knows how many rounds there were."""
+
+    rounds: list[float] = field(default_factory=list)
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        self.rounds.append(snapshot.now)
+        return FirstComeFirstServed.plan(self, snapshot)
+
+
+async def end_at_once(rows: Rows, leader: Rounds, peers: RecordingPeers, *, count: int) -> None:
+    """As a broker whose calls take no time, until so many have ended."""
+    seen = ended = 0
+    while ended < count:
+        await peers.until(lambda peers, seen=seen: len(peers.hints) > seen)
+        batches = [batch for _, batch in peers.hints[seen:] if isinstance(batch, GrantBatch)]
+        fences = [Fence(grant.id, grant.grant_no) for batch in batches for grant in batch.grants]
+        seen, ended = len(peers.hints), ended + len(fences)
+        settle = "update actions set state = 'settled', outcome = 'ok', settled_at = now() where id = any($1)"
+        await rows.unguarded(settle, [fence.action_id for fence in fences])
+        leader.mailbox.freed(fences)
+
+
+class TestGrants:
+    RATE = Rate(per_s=50.0, burst=5)
+
+    async def test_all_are_granted_as_tokens_come_although_nothing_else_happens(self, rows: Rows) -> None:
+        await a_broker(rows, calls=100, rates={SEARCH: {"per_s": 50.0, "burst": 5}})
+        await calls(rows, 60)
+        async with leading(rows, **SELDOM):
+            await rows.until_value(60, "select count(*) from actions where state = 'granted'")
+        moments = await granted_at(rows)
+        assert most_beyond(moments, self.RATE) < 0.5
+        assert 1.09 < moments[-1] - moments[0] < 4.0, "polls alone would take 11 s"
+
+    async def test_what_ends_at_once_frees_its_place_and_no_token(self, rows: Rows) -> None:
+        await a_broker(rows, calls=3, rates={SEARCH: {"per_s": 50.0, "burst": 5}})
+        await calls(rows, 60)
+        peers = RecordingPeers()
+        async with leading(rows, peers, **SELDOM) as leader:
+            await end_at_once(rows, leader, peers, count=60)
+        moments = await granted_at(rows)
+        assert most_beyond(moments, self.RATE) < 0.5
+        assert 1.09 < moments[-1] - moments[0] < 4.0, "polls alone would take 11 s"
+
+    async def test_tokens_of_a_fast_rate_make_few_rounds(self, rows: Rows) -> None:
+        await a_broker(rows, calls=1000, rates={SEARCH: {"per_s": 1000.0, "burst": 100}})
+        await calls(rows, 400)
+        policy = Counting()
+        async with leading(rows, policy=policy, **SELDOM):
+            await rows.until_value(400, "select count(*) from actions where state = 'granted'")
+        moments = await granted_at(rows)
+        assert most_beyond(moments, Rate(per_s=1000.0, burst=100)) < 0.5
+        # Each grant is followed by a look whether more came.
+        assert len(policy.rounds) < 10 + 2 * (moments[-1] - moments[0]) / 0.02
+
+
+class TestWaking:
+    async def test_an_empty_bucket_that_nobody_waits_for_begins_no_rounds(self, rows: Rows) -> None:
+        await a_broker(rows, calls=1000, rates={SEARCH: {"per_s": 40.0, "burst": 80}})
+        await rows.action(state="running", node_id=await rows.node("busy", cores=1))
+        await calls(rows, 80)
+        policy = Counting()
+        async with leading(rows, policy=policy, **SELDOM) as leader:
+            await rows.until_value(80, "select count(*) from actions where state = 'granted'")
+            leader.mailbox.admitted(a_queued_row(number) for number in range(10_000))
+            in_a_second = await rows.value("select now() + interval '1 second'")
+            late = await rows.action(deadline_at=in_a_second)
+            leader.mailbox.admitted([])
+            before = len(policy.rounds)
+            await rows.until_state(late, "settled")
+            assert (view := leader.view()) is not None
+            assert view[0].waiting == 10_000
+            assert len(policy.rounds) - before < 10
+
+
+class TestPoll:
+    async def test_what_a_node_says_that_is_no_rate_is_passed_over(self, rows: Rows) -> None:
+        node = await a_broker(rows, calls=10, rates={})
+        for said, read in (
+            ({SEARCH: {"per_s": 10.5, "burst": 20}}, {SEARCH: Rate(10.5, 20)}),
+            ({SEARCH: {"per_s": 1, "burst": 1}, "calls:other": {"per_s": 1, "burst": 1}}, {SEARCH: Rate(1.0, 1)}),
+            ({SEARCH: {"per_s": 0, "burst": -3}}, {SEARCH: Rate(1e-6, 1)}),
+            ({SEARCH: {"per_s": 10**400, "burst": 10**400}}, {SEARCH: Rate(1e6, 1_000_000)}),
+            ({SEARCH: {"per_s": "10", "burst": 20}}, {}),
+            ({SEARCH: {"per_s": 10}}, {}),
+            ({SEARCH: [10, 20]}, {}),
+            ({SEARCH: None}, {}),
+            ([SEARCH], {}),
+            (None, {}),
+        ):
+            await rows.execute("update nodes set rates = $2 where id = $1", node, json.dumps(said))
+            async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
+                poll = await repository.poll(tx, mark=0)
+            assert {each.id: dict(each.rates) for each in poll.nodes} == {node: read}, said

@@ -1,0 +1,232 @@
+"""What the leader knows of the tokens of nodes: what is free, and when it is worth another look."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from arl_core.explain import explain
+from arl_core.fairness import total_amounts
+from arl_core.fence import Fence
+from arl_core.forecast import Forecasting
+from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.pods import StaticPods
+from arl_core.rate import Rate
+from arl_core.rules import Rule
+from arl_core.spar import Spar
+from arl_scheduler.index import Index
+from arl_scheduler.planning import present_of
+from arl_scheduler.rows import Held, NodeRow
+from arl_scheduler.tokens import GATHER_S
+from arl_wire.internal import GangBody, QueuedAction
+from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
+
+NOW = 1000.0
+SEARCH = "calls:search"
+ONE = {SEARCH: 1}
+policies = pytest.mark.parametrize(
+    "policy", [FirstComeFirstServed(), Spar(), Spar(resizing=True), StaticPods(cpu_milli=1000)], ids=repr
+)
+
+
+def a_broker(number: int = 1, *, calls: int = 10, per_s: float = 2.0, burst: int = 4, **changed: Any) -> NodeRow:
+    rates = {SEARCH: Rate(per_s, burst)}
+    return a_node_row(number, kind="api", capacity={SEARCH: calls}, **({"rates": rates} | changed))
+
+
+def calls(count: int, *, first: int = 1, **changed: Any) -> list[QueuedAction]:
+    row = {"kind": "call", "shape": "quota", "demand": ONE, "class_key": 7} | changed
+    return [a_queued_row(number, **row) for number in range(first, first + count)]
+
+
+def in_flight(count: int) -> list[Held]:
+    """Granted by an earlier leader."""
+    return [a_held_action(Fence(numbered(100 + number), 1), amounts=ONE) for number in range(count)]
+
+
+class Leading:
+    """An index, and the time that it goes by."""
+
+    def __init__(
+        self,
+        *nodes: NodeRow,
+        policy: Policy | None = None,
+        queued: Sequence[QueuedAction] = (),
+        held: Sequence[Held] = (),
+    ) -> None:
+        self.index, self.nodes = Index(policy), nodes or (a_broker(),)
+        self.now = 50.0
+        self.index.tokens.refill(self.now)
+        self.index.reconcile(a_poll(nodes=self.nodes, queued=queued, held=held))
+
+    def poll(self, *nodes: NodeRow, **changed: Any) -> None:
+        """The nodes say this now, and what it knows to be held is held."""
+        held = [a_held_action(hold.fence, amounts=hold.amounts) for hold in self.index.holds]
+        self.index.reconcile(replace(a_poll(nodes=nodes or self.nodes, held=held), **changed))
+
+    def after(self, seconds: float) -> "Leading":
+        self.now += seconds
+        self.index.tokens.refill(self.now)
+        return self
+
+    def round(self, *, commits_in: float = 0.0) -> list[tuple[UUID, int]]:
+        """What it grants, and where."""
+        grants = self.index.plan(now=NOW, silent_after_s=10.0, watching_since=0.0).grants
+        self.now += commits_in
+        self.index.tokens.committed(self.now)
+        self.index.granted(grants, now=NOW)
+        return [(grant.fence.action_id, grant.node) for grant in grants]
+
+    def wakes_after(self) -> float | None:
+        at = self.index.tokens.next_at()
+        return round(at - self.now, 6) if at is not None else None
+
+    def end(self, number: int) -> None:
+        self.index.freed([Fence(numbered(number), 1)])
+
+
+class TestRounds:
+    @policies
+    def test_they_spend_a_burst_and_then_what_comes(self, policy: Policy) -> None:
+        leading = Leading(policy=policy, queued=calls(9))
+        assert [len(leading.round()), len(leading.round())] == [4, 0]
+        assert [len(leading.after(0.5).round()), len(leading.after(1.0).round())] == [1, 2]
+
+    def test_what_comes_until_they_have_committed_is_no_more_than_a_burst(self) -> None:
+        leading = Leading(queued=calls(9))
+        assert len(leading.round(commits_in=60.0)) == 4
+        assert [len(leading.after(0.25).round()), len(leading.after(0.25).round())] == [0, 1]
+
+    def test_what_ends_gives_back_its_place_and_no_token(self) -> None:
+        leading = Leading(a_broker(calls=4, per_s=2.0, burst=4), queued=calls(9))
+        leading.round()
+        assert leading.after(5.0).round() == []
+        leading.end(1)
+        leading.end(2)
+        assert [len(leading.round()), len(leading.after(5.0).round())] == [2, 0]
+
+    def test_a_call_goes_where_most_are_free(self) -> None:
+        leading = Leading(a_broker(1, burst=2), a_broker(2, burst=4), a_broker(3, burst=9, calls=1), queued=calls(9))
+        assert [node for _, node in leading.round()] == [2, 2, 1, 2, 1, 2, 3]
+
+    def test_without_a_rate_only_what_is_in_flight_counts(self) -> None:
+        leading = Leading(a_broker(calls=5, rates={}), queued=calls(9))
+        assert (len(leading.round()), leading.wakes_after()) == (5, None)
+
+    def test_a_share_is_of_what_may_be_in_flight(self) -> None:
+        leading = Leading(a_broker(calls=40, burst=4), queued=calls(1))
+        snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
+        assert snapshot.total == total_amounts([{SEARCH: 40}])
+
+    def test_a_gang_waits_until_tokens_for_all_are_there(self) -> None:
+        gang = GangBody(id=UUID(int=5), size=3)
+        leading = Leading(queued=[*calls(3), *calls(3, first=4, gang=gang)])
+        assert len(leading.round()) == 3
+        assert leading.wakes_after() == 1.0
+        assert [len(leading.after(0.5).round()), len(leading.after(0.5).round())] == [0, 3]
+
+
+class TestANewLeader:
+    def test_it_takes_what_is_in_flight_for_spent_and_owes_nothing(self) -> None:
+        assert len(Leading(queued=calls(9), held=in_flight(3)).round()) == 1
+        leading = Leading(queued=calls(9), held=in_flight(8))
+        assert [len(leading.round()), len(leading.after(0.5).round())] == [0, 1]
+
+    def test_it_adopts_once_however_often_it_polls(self) -> None:
+        leading = Leading(queued=calls(9), held=in_flight(1))
+        for _ in range(5):
+            leading.poll()
+        assert len(leading.round()) == 3
+
+
+class TestNextAt:
+    def test_it_is_when_what_waits_finds_a_token(self) -> None:
+        leading = Leading(queued=calls(9))
+        leading.round()
+        assert leading.wakes_after() == 0.5
+        assert leading.after(0.25).wakes_after() == 0.25
+
+    def test_tokens_of_a_fast_rate_gather(self) -> None:
+        leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
+        assert (len(leading.round()), leading.wakes_after()) == (50, GATHER_S)
+        assert len(leading.after(GATHER_S).round()) == 20
+
+    def test_tokens_that_come_while_a_round_commits_begin_no_other_at_once(self) -> None:
+        leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
+        leading.round(commits_in=0.005)
+        assert [len(leading.after(0.001).round()), leading.wakes_after()] == [0, GATHER_S - 0.006]
+        assert len(leading.after(GATHER_S - 0.006).round()) == 20
+
+    def test_it_is_never_while_nobody_waits_for_them(self) -> None:
+        commands = [a_queued_row(100 + number) for number in range(9)]
+        leading = Leading(a_broker(1), a_node_row(2), queued=[*calls(4), *commands])
+        assert (len(leading.round()), leading.index.waiting) == (6, 7)
+        assert leading.wakes_after() is None
+
+    def test_it_is_never_for_those_of_a_paused_queue(self) -> None:
+        leading = Leading(queued=calls(9))
+        leading.round()
+        leading.poll(paused=frozenset({1}))
+        assert (leading.round(), leading.wakes_after()) == ([], None)
+
+    def test_it_is_never_where_as_many_are_in_flight_as_may_be(self) -> None:
+        leading = Leading(a_broker(calls=4), queued=calls(9))
+        leading.round()
+        assert leading.wakes_after() is None
+        leading.end(1)
+        assert (leading.round(), leading.wakes_after()) == ([], 0.5)
+
+    @pytest.mark.parametrize("changed", [{"closed": True}, {"last_sign": 0.0}], ids=repr)
+    def test_it_is_never_of_a_node_that_takes_nothing(self, changed: dict[str, Any]) -> None:
+        leading = Leading(a_broker(1), a_broker(2, **changed), queued=calls(9))
+        leading.round()
+        assert leading.wakes_after() == 0.5
+        only = Leading(a_broker(1, **changed), queued=calls(9))
+        assert (only.round(), only.wakes_after()) == ([], None)
+
+    def test_it_is_the_first_of_several_nodes(self) -> None:
+        leading = Leading(a_broker(1, per_s=2.0), a_broker(2, per_s=5.0), queued=calls(9))
+        leading.round()
+        assert leading.wakes_after() == 0.2
+
+
+class TestReconcile:
+    def test_another_rate_gives_no_fresh_burst(self) -> None:
+        leading = Leading(queued=calls(9))
+        leading.round()
+        leading.poll(a_broker(per_s=10.0, burst=4))
+        assert (leading.round(), leading.wakes_after()) == ([], 0.1)
+
+    def test_a_rate_that_disappears_bounds_nothing(self) -> None:
+        leading = Leading(queued=calls(9))
+        leading.round()
+        leading.poll(a_broker(rates={}))
+        assert len(leading.round()) == 5
+
+
+class TestExplain:
+    @policies
+    def test_one_that_waits_for_tokens_waits_for_capacity_of_its_endpoint(self, policy: Policy) -> None:
+        leading = Leading(a_broker(1), a_node_row(2), policy=policy, queued=calls(5))
+        leading.round()
+        standing = leading.index.standing(numbered(5))
+        assert standing is not None
+        snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
+        found = explain(snapshot, standing.action, policy)
+        assert (found.rule, found.node) == (Rule.WAITS_FOR_CAPACITY, 1)
+        assert [(lack.resource, lack.needed, lack.free) for lack in found.lacks] == [(SEARCH, 1, 0)]
+
+
+class TestLookingAhead:
+    def test_it_spends_none_and_does_not_wait_for_any(self) -> None:
+        policy = Spar(resizing=True)
+        leading = Leading(policy=policy, queued=calls(20))
+        leading.round()
+        snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
+        forecasting = Forecasting(present_of(leading.index, snapshot), policy, limit=100)
+        while forecasting.step():
+            pass
+        assert (forecasting.forecast().starts_now, forecasting.forecast().started) == (6, 16)
+        assert [leading.round(), len(leading.after(0.5).round())] == [[], 1]
