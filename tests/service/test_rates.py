@@ -111,6 +111,17 @@ class TestGrants:
         # Each grant is followed by a look whether more came.
         assert len(policy.rounds) < 10 + 2 * (moments[-1] - moments[0]) / 0.02
 
+    async def test_a_leader_that_begins_takes_what_is_in_flight_for_spent(self, rows: Rows) -> None:
+        node = await a_broker(rows, calls=100, rates={SEARCH: {"per_s": 0.001, "burst": 5}})
+        await calls(rows, 3, state="running", node_id=node, amounts={SEARCH: 1})
+        waiting = await calls(rows, 4)
+        async with leading(rows, **SELDOM):
+            late = await rows.action(deadline_at=await rows.value("select now() + interval '50 milliseconds'"))
+            for action in waiting[:2]:
+                await rows.until_state(action, "granted")
+            await rows.until_state(late, "settled")
+        assert [(await rows.of(action))["state"] for action in waiting[2:]] == ["queued"] * 2
+
 
 class TestWaking:
     async def test_an_empty_bucket_that_nobody_waits_for_begins_no_rounds(self, rows: Rows) -> None:

@@ -155,9 +155,10 @@ class TestNextAt:
 
     def test_tokens_that_come_while_a_round_commits_begin_no_other_at_once(self) -> None:
         leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
-        leading.round(commits_in=0.005)
+        leading.round()
+        assert len(leading.after(GATHER_S).round(commits_in=0.005)) == 20
         assert [len(leading.after(0.001).round()), leading.wakes_after()] == [0, GATHER_S - 0.006]
-        assert len(leading.after(GATHER_S - 0.006).round()) == 20
+        assert len(leading.after(GATHER_S - 0.0055).round()) == 20
 
     def test_it_is_never_while_nobody_waits_for_them(self) -> None:
         commands = [a_queued_row(100 + number) for number in range(9)]
@@ -180,11 +181,15 @@ class TestNextAt:
 
     @pytest.mark.parametrize("changed", [{"closed": True}, {"last_sign": 0.0}], ids=repr)
     def test_it_is_never_of_a_node_that_takes_nothing(self, changed: dict[str, Any]) -> None:
-        leading = Leading(a_broker(1), a_broker(2, **changed), queued=calls(9))
+        leading = Leading(queued=calls(9))
         leading.round()
-        assert leading.wakes_after() == 0.5
-        only = Leading(a_broker(1, **changed), queued=calls(9))
-        assert (only.round(), only.wakes_after()) == ([], None)
+        leading.poll(a_broker(**changed))
+        assert (leading.round(), leading.wakes_after()) == ([], None)
+
+    def test_it_is_never_for_what_the_node_does_not_suit(self) -> None:
+        picky = calls(1, first=9, environment={"scope": "ephemeral", "require": ["memory"]}, class_key=8)
+        leading = Leading(queued=[*calls(4), *picky])
+        assert (len(leading.round()), leading.wakes_after()) == (4, None)
 
     def test_it_is_the_first_of_several_nodes(self) -> None:
         leading = Leading(a_broker(1, per_s=2.0), a_broker(2, per_s=5.0), queued=calls(9))
@@ -217,6 +222,14 @@ class TestExplain:
         found = explain(snapshot, standing.action, policy)
         assert (found.rule, found.node) == (Rule.WAITS_FOR_CAPACITY, 1)
         assert [(lack.resource, lack.needed, lack.free) for lack in found.lacks] == [(SEARCH, 1, 0)]
+
+    def test_no_node_fits_a_gang_of_more_calls_than_a_burst(self) -> None:
+        gang = GangBody(id=UUID(int=5), size=5)
+        leading = Leading(a_broker(calls=10, burst=4), queued=calls(5, gang=gang))
+        standing = leading.index.standing(numbered(1))
+        assert standing is not None
+        snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
+        assert explain(snapshot, standing.action, Spar()).rule is Rule.NO_NODE_FITS
 
 
 class TestLookingAhead:
