@@ -76,7 +76,7 @@ class RefillingLedger(Ledger):
         return super().free(node)
 
     def refills_at(self, node: int, amounts: Amounts) -> float | None:
-        """When there are tokens for these amounts that are not free yet; None where something else lacks, or nothing."""
+        """When tokens for these amounts will be there; None where they are, or where something else lacks as well."""
         tokens = self._tokens.get(node, _NO_TOKENS)
         lacking = [name for name in tokens if amounts.get(name, 0) > tokens[name].shown]
         if not lacking:
