@@ -95,7 +95,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
     scores = Scores(actions, flights=settings.score_flights, max_waiting=settings.max_scores_waiting)
-    code_runs, through = CodeRuns(actions), Through(actions)
+    code_runs, through = CodeRuns(actions), Through(store, actions)
     environments = Environments(store, actions)
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)

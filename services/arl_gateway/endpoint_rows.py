@@ -1,5 +1,6 @@
 """The statement about endpoints."""
 
+import json
 from collections.abc import Sequence
 
 from sqlalchemy import text
@@ -7,7 +8,7 @@ from sqlalchemy import text
 from arl_gateway.reward_rows import NODE_TTL_S
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["endpoints_of_nodes"]
+__all__ = ["endpoints_of_nodes", "is_there_an_endpoint"]
 
 # Calls are held by what is granted or running there; each such row names what it holds.
 ENDPOINTS_OF_NODES = text("""
@@ -25,6 +26,18 @@ ENDPOINTS_OF_NODES = text("""
      where cast(:name as text) is null or e.value ->> 'name' = :name
      order by e.value ->> 'name', n.name
 """)
+
+IS_THERE_AN_ENDPOINT = text("""
+    select exists (select
+                     from nodes as n
+                     join node_beats as b on b.node_id = n.id
+                    where n.endpoints @> cast(:said as jsonb)) as there
+""")
+
+
+async def is_there_an_endpoint(tx: ReadTx, name: str) -> bool:
+    """Whether some broker says that it has it, be it alive or not."""
+    return bool((await tx.fetch(IS_THERE_AN_ENDPOINT, {"said": json.dumps([{"name": name}])}))[0].there)
 
 
 async def endpoints_of_nodes(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:

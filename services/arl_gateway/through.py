@@ -4,10 +4,12 @@ import asyncio
 
 from arl_core.states import Outcome
 from arl_gateway.auth import Caller
+from arl_gateway.endpoint_rows import is_there_an_endpoint
 from arl_gateway.held import Held
 from arl_gateway.service import Actions, Trace
+from arl_store.tx import Store
 from arl_wire.actions import Action, SubmitAction
-from arl_wire.errors import GatewayTimeout, TooManyRequests, Unavailable
+from arl_wire.errors import EndpointUnknown, FieldError, GatewayTimeout, TooManyRequests, Unavailable
 
 __all__ = ["Through"]
 
@@ -16,15 +18,17 @@ LATE = frozenset({"endpoint_timeout"})
 
 
 class Through:
-    def __init__(self, actions: Actions) -> None:
-        self._actions, self._held = actions, Held(actions)
+    def __init__(self, store: Store, actions: Actions) -> None:
+        self._store, self._actions, self._held = store, actions, Held(actions)
         self._stopping = asyncio.Event()
 
     async def answered(self, action: SubmitAction, caller: Caller, trace: Trace) -> Action:
         """The settled action, with what the endpoint answered. Where this is cancelled, so is the action.
 
-        Raises `GatewayTimeout` and `Unavailable` where there is no answer, and what admission refuses with.
+        Raises `GatewayTimeout` and `Unavailable` where there is no answer, and what admission refuses with; also an
+        endpoint that no broker has yet: who submits an action may want to wait for one, and who calls an API does not.
         """
+        await self._must_be_there(action.endpoint or "")
         settling = asyncio.ensure_future(self._held.settled(self._actions.admit(action, caller, trace=trace), caller))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -38,6 +42,13 @@ class Through:
         finally:
             for each in (settling, stopping):
                 each.cancel()
+
+    async def _must_be_there(self, endpoint: str) -> None:
+        async with self._store.read() as tx:
+            is_there = await is_there_an_endpoint(tx, endpoint)
+        if not is_there:
+            message = f"no broker has {endpoint!r}; TANGRAM_ENDPOINTS names them"
+            raise EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
 
     def stop(self) -> None:
         """Who waits is told to send it again."""

@@ -141,6 +141,7 @@ class Containers:
     def _here(self, text: str, service: dict[str, Any]) -> str:
         for name, port in self.ports.items():
             text = re.sub(rf"http://{name}:\d+", f"http://127.0.0.1:{port}", text)
+        text = re.sub(r"\$\{\w+:-(.*)\}", r"\1", text)  # nobody sets it here
         for volume in service.get("volumes", []):
             source, target, *_ = volume.split(":")
             if not source.startswith("/"):

@@ -36,6 +36,7 @@ OWN_COLUMNS = {
     Role.SCHEDULER: "amounts_seq = amounts_seq + 1",
     Role.CPU: "run_us = 1",
     Role.GPU: "run_us = 1",
+    Role.API: "run_us = 1",
 }
 
 
@@ -147,6 +148,8 @@ class TestRights:
             (Role.CPU, "delete from action_results where id = $1"),
             (Role.GPU, "update actions set amounts = '{}' where id = $1"),
             (Role.GPU, "update environments set lost_at = now() where id = $1"),
+            (Role.API, "update actions set amounts = '{}' where id = $1"),
+            (Role.API, "update environments set lost_at = now() where id = $1"),
             (Role.CPU, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
             (Role.SCHEDULER, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
             (Role.SCHEDULER, "delete from actions where id = $1"),
