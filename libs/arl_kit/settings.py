@@ -1,7 +1,9 @@
 """What every service is told at boot. Validated once, frozen, passed in; no module reads the environment."""
 
 import os
+import re
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from typing import TypeVar
@@ -53,13 +55,21 @@ def load(cls: type[Settings], *, otherwise: Settings | None = None) -> Settings:
         return cls(_secrets_dir=os.environ.get("TANGRAM_SECRETS_DIR"))
     except ValidationError as error:
         for problem in error.errors(include_input=False):
-            field = "_".join(str(part) for part in problem["loc"]).upper()
-            name = field if field.startswith("OTEL_") else f"TANGRAM_{field}"
-            print(f"{name}: {problem['msg']}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
+            _say(problem["loc"], problem["msg"])
         if otherwise is not None:
             return otherwise
         raise SystemExit(2) from None
     except SettingsError as error:
         # A list or an object whose JSON can't be read; the field is named in it.
-        print(f"TANGRAM_*: {error}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
+        named = re.search(r'"(\w+)"', str(error))
+        why = f"is no JSON: {error.__cause__}" if isinstance(error.__cause__, ValueError) else str(error)
+        _say((named[1],) if named is not None else (), why)
         raise SystemExit(2) from None
+
+
+def _say(place: Sequence[int | str], what: str) -> None:
+    """A mistake, by the name of its variable and, within that, by the place of what is wrong."""
+    field, *inside = map(str, place or ("*",))
+    name = field.upper() if field.upper().startswith("OTEL_") else f"TANGRAM_{field.upper()}"
+    where = f"{name}: {'.'.join(inside)}" if inside else name
+    print(f"{where}: {what.removeprefix('Value error, ')}", file=sys.stderr)  # noqa: T201 - nothing is set up yet

@@ -3,7 +3,7 @@ import socket
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from arl_core.rate import Rate
 from arl_manager.remotes import Address, Key
@@ -76,7 +76,10 @@ class EndpointSettings(BaseModel):
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"key_file {self.key_file}: {type(error).__name__}: it can't be read") from None
         fields = {name: getattr(self, name) for name in self.model_fields_set - {"key_file"}}
-        return EndpointSettings(**fields, key=SecretStr(said))
+        try:
+            return EndpointSettings(**fields, key=SecretStr(said))
+        except ValidationError:
+            raise ValueError(f"key_file {self.key_file}: its key has to be printable ASCII, and not empty") from None
 
 
 class ApiSettings(ManagerSettings):
@@ -89,4 +92,11 @@ class ApiSettings(ManagerSettings):
     @field_validator("endpoints")
     @classmethod
     def _have_their_keys(cls, endpoints: dict[str, EndpointSettings]) -> dict[str, EndpointSettings]:
-        return {name: each.with_key() for name, each in endpoints.items()}
+        return {name: _with_key(name, each) for name, each in endpoints.items()}
+
+
+def _with_key(name: str, endpoint: EndpointSettings) -> EndpointSettings:
+    try:
+        return endpoint.with_key()
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

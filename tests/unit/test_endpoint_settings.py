@@ -20,6 +20,9 @@ def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
     file.write_text("sk-secret-0123\n")
     read = settings(key_file=str(file))
     key = read.endpoints["e"].key
+    file.write_text("two words\nand a line")
+    with pytest.raises(ValidationError, match=f"e: key_file {file}: its key has to be printable"):
+        settings(key_file=str(file))
     assert key is not None
     assert key.get_secret_value() == "sk-secret-0123"
     read = settings(key="sk-secret-0123", headers={"X-Key": "sk-secret-0123"}, query={"k": "sk-secret-0123"})

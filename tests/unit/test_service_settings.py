@@ -54,7 +54,8 @@ def test_a_gpu_without_torch_is_refused_with_what_to_do(
     ("name", "value", "said"),
     [
         ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: .*bert: there is minilm"),
-        ("TANGRAM_ACCEPT", "{", '"accept"'),
+        ("TANGRAM_ACCEPT", "{", "TANGRAM_ACCEPT: is no JSON: Expecting property name"),
+        ("TANGRAM_ENGINES", '{"e": {"url": "http://x", "mib": 1}}', "TANGRAM_ENGINES: e.family: Field required"),
         ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES: .*gpu: a device is cpu or cuda:N"),
         ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*one process owns a GPU"),
     ],
