@@ -9,6 +9,8 @@ from aiohttp import web
 
 __all__ = ["Asked", "External", "external"]
 
+TOO_MUCH = (429, 503)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -32,6 +34,8 @@ async def found(_: Asked) -> web.StreamResponse:
 class External:
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+    """By identity: what was asked for and was too much, and so not carried out."""
     answer: Answer = found
     in_flight: int = 0
     most: int = 0
@@ -56,9 +60,16 @@ class External:
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
-            return await self.answer(asked)
+            response = await self.answer(asked)
         finally:
             self.in_flight -= 1
+        if response.status in TOO_MUCH:
+            self.refused.add(id(asked))
+        return response
+
+    def carried_out(self, asked: Asked) -> bool:
+        """Or begun, as far as whoever asked may know."""
+        return id(asked) not in self.refused
 
 
 @asynccontextmanager
