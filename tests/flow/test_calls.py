@@ -12,12 +12,14 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from arl_store.migrate import ensure_api_key
 from arl_tangram import ActionFailed, AsyncTangram, EndpointUnknown, ValidationFailed, call_action
 from support.conditions import eventually
 from support.endpoint import Asked, External, external
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
+STRANGER = "tk_" + "s" * 32
 SECRET = "sk-0123456789abcdef"
 CALL = {"task": "search", "kind": "call", "endpoint": "search"}
 
@@ -38,6 +40,7 @@ class Site:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(databases: Databases) -> AsyncIterator[Site]:
     owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "strangers", STRANGER)
     async with external() as there:
         endpoints = {
             "search": {"url": f"{there.url}/v1/", "key": SECRET, "concurrency": 8, "query": {"cx": "engine-7"}},
@@ -226,6 +229,23 @@ async def test_the_endpoints_are_listed_with_what_they_bear(site: Site) -> None:
     assert (node["concurrency"], node["per_s"], node["burst"], node["available"]) == (64, 20.0, 5, True)
     one = await site.api.get("/v1/endpoints/nothing")
     assert (one.status_code, one.json()["code"]) == (404, "not_found")
+
+
+async def test_where_an_endpoint_is_and_what_it_said_is_for_who_administers_it(site: Site) -> None:
+    stranger = {"authorization": f"Bearer {STRANGER}"}
+    site.there.answers(401)
+    await site.call()
+
+    async def is_said() -> bool:
+        listed = (await site.api.get("/v1/endpoints/search")).json()
+        assert listed["url"].startswith(site.there.url)
+        return listed["nodes"][0]["health"].startswith("endpoint_refused: it answered 401")
+
+    await eventually(is_said)
+    seen = (await site.api.get("/v1/endpoints/search", headers=stranger)).json()
+    assert "url" not in seen
+    assert seen["nodes"][0]["health"] == "endpoint_refused"
+    assert site.there.url not in (await site.api.get("/v1/endpoints", headers=stranger)).text
 
 
 async def test_a_trace_shows_the_wait_and_each_request(site: Site) -> None:

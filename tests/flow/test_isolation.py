@@ -27,7 +27,7 @@ LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
 METHODS = ("get", "post", "put", "patch", "delete")
 OF_THE_INSTALLATION = {
     *("/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/services", "/v1/services/{name}"),
-    "/v1/services/{name}/{verb}",
+    *("/v1/services/{name}/{verb}", "/v1/endpoints", "/v1/endpoints/{name}", "/endpoints/{endpoint}/{path}"),
     *("/v1/admin/projects", "/v1/admin/projects/{name}"),
 }
 """What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`."""
@@ -281,7 +281,9 @@ async def test_how_a_service_is_called_is_everybody_s_and_what_it_is_made_of_its
 @pytest.mark.parametrize(("method", "path"), named(OPERATIONS))
 async def test_without_a_key_every_route_is_closed(system: System, method: str, path: str) -> None:
     url = path.format(
-        id="00000000-0000-0000-0000-000000000001", trajectory="x", task="x", name="x", path="x", verb="load"
+        id="00000000-0000-0000-0000-000000000001",
+        **dict.fromkeys(("trajectory", "task", "name", "path", "endpoint"), "x"),
+        verb="load",
     )
     async with httpx.AsyncClient(base_url=system.url) as nobody:
         response = await nobody.request(method, url)

@@ -68,9 +68,9 @@ class TestQueues:
 
     def test_a_quota_is_set_shown_and_taken_back(self, machine: Machine) -> None:
         machine.cli("submit", "--task", "capped", "--", "true")
-        limits = ("--running", "7", "--service", "judge=2", "--service", "minilm=3")
+        limits = ("--running", "7", "--service", "judge=2", "--service", "minilm=3", "--endpoint", "search=4")
         said = self.queue(machine, "quota", "capped", *limits)["quota"]
-        assert said == {"running": 7, "services": {"judge": 2, "minilm": 3}}
+        assert said == {"running": 7, "services": {"judge": 2, "minilm": 3}, "endpoints": {"search": 4}}
         assert "quota 7 judge=2 minilm=3" in machine.cli("queues", "list").stdout
         assert "quota" not in self.queue(machine, "quota", "capped", "--none")
 

@@ -23,8 +23,14 @@ from support.conditions import eventually, is_running
 
 MACHINE = [sys.executable, str(Path(__file__).parents[1] / "support" / "dummy_machine.py")]
 TANGRAM = [sys.executable, "-m", "arl_tangram.cli"]
-SAID = {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/opt/driver", "WANDB_API_KEY": "secret"}
-EVERYBODY = {"postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "gateway"}
+SAID = {
+    "CUDA_VISIBLE_DEVICES": "1",
+    "LD_LIBRARY_PATH": "/opt/driver",
+    "WANDB_API_KEY": "secret",
+    "https_proxy": "http://proxy.example",
+    "TANGRAM_ENDPOINTS": '{"search": {"url": "https://search.example", "key": "sk-of-search"}}',
+}
+EVERYBODY = {"postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "api", "gateway"}
 
 
 def run(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -104,7 +110,7 @@ class TestUp:
 
     def test_nobody_else_can_read_the_state(self, ready: Machine) -> None:
         secrets = [ready.directory / "api_key", *ready.directory.glob("tokens/*"), *ready.directory.glob("passwords/*")]
-        assert len(secrets) == 11
+        assert len(secrets) == 13
         assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
         assert stat.S_IMODE(ready.directory.stat().st_mode) == 0o700
 
@@ -112,7 +118,7 @@ class TestUp:
         told = {name: ready.environment_of(name).keys() for name in EVERYBODY}
         assert not any("TOKEN" in key or "DATABASE" in key for key in told["cpu-launcher"] | told["postgres"])
         urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.endpoints()}
-        assert len(urls) == 5
+        assert len(urls) == 6
         assert "TANGRAM_LAUNCHER_SOCKET" not in told["gateway"] | told["admission"] | told["scheduler"]
 
     def test_who_computes_on_devices_is_told_which_are_the_jobs_and_nobody_is_told_a_secret(
@@ -121,6 +127,8 @@ class TestUp:
         told = {name: ready.environment_of(name) for name in EVERYBODY}
         assert {name for name in EVERYBODY if told[name].get("CUDA_VISIBLE_DEVICES") == "1"} == {"gpu"}
         assert {name for name in EVERYBODY if told[name].get("LD_LIBRARY_PATH") == "/opt/driver"} == {"gpu"}
+        assert {name for name in EVERYBODY if told[name].get("https_proxy") == "http://proxy.example"} == {"api"}
+        assert {name for name in EVERYBODY if "sk-of-search" in str(told[name])} == {"api"}
         assert not any("WANDB_API_KEY" in environment for environment in told.values())
 
     @pytest.mark.parametrize(
@@ -128,9 +136,10 @@ class TestUp:
         [
             ("gateway", set()),
             ("admission", {"gateway"}),
-            ("scheduler", {"gateway", "admission", "cpu", "gpu"}),
+            ("scheduler", {"gateway", "admission", "cpu", "gpu", "api"}),
             ("cpu", {"scheduler", "gateway"}),
             ("gpu", {"scheduler"}),
+            ("api", {"scheduler"}),
         ],
     )
     def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:
