@@ -6,7 +6,7 @@ earlier one held is taken back by the scheduler.
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,23 +17,21 @@ from arl_api.lane import Lane
 from arl_api.metrics import ApiMetrics
 from arl_api.settings import ApiSettings, EndpointSettings
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger, fits
 from arl_core.model import calls_of
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
-from arl_manager.grants import Grants, HeldRow, Settled, fence_of, grant_of
+from arl_manager.counted import CountedNode
+from arl_manager.grants import Grants, Settled
 from arl_store.tx import Row, Store, WriteTx
 from arl_store.wake import Notifier
-from arl_wire.internal import GrantBody
 
 __all__ = ["Manager"]
 
-_NODE = 0
 COUNT_EVERY_S = 5.0
 """How often what only counts is written, unless something else changes."""
 
 
-class Manager:
+class Manager(CountedNode[Report]):
     """Answers `arl_manager.grants.Hardware`."""
 
     def __init__(
@@ -45,27 +43,14 @@ class Manager:
         self._metrics = ApiMetrics(metrics)
         metrics.on_scrape(self._show)
         self._broker = Broker(settings.endpoints, self._metrics, report=self._report)
-        self._ledger = Ledger()
+        super().__init__()
         # What was granted before an endpoint bore less waits here for its turn: refused, it would come back at once.
-        self._ledger.set_capacity(_NODE, {calls_of(name): each.concurrency for name, each in self._endpoints.items()})
-        self._held: set[Fence] = set()
+        self.set_capacity({calls_of(name): each.concurrency for name, each in self._endpoints.items()})
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
         self._said, self._counted, self._counted_at = "", "", float("-inf")
         self.failed: str | None = "the manager has not registered yet"
-
-    @property
-    def node_id(self) -> int:
-        return self._grants.node_id
-
-    @property
-    def epoch(self) -> UUID:
-        return self._grants.epoch
-
-    @property
-    def fenced(self) -> str | None:
-        return self._grants.fenced
 
     async def start(self) -> None:
         """Register with the endpoints that there are, then beat."""
@@ -81,30 +66,6 @@ class Manager:
         await self._grants.stop_looking()
         await self._broker.stop(self._settings.grace_s)
         await self._grants.end()
-
-    async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
-        """A copy of granted rows."""
-        await self._grants.offer(grants, epoch=epoch)
-
-    @property
-    def fences(self) -> frozenset[Fence]:
-        return frozenset(self._held)
-
-    def has(self, fence: Fence) -> bool:
-        return fence in self._held
-
-    def take(self, grant: GrantBody) -> bool:
-        if not fits(grant.amounts, self._ledger.free(_NODE)):
-            return False
-        self._hold(grant)
-        return True
-
-    def readopt(self, row: HeldRow) -> None:
-        self._hold(grant_of(row))
-
-    def give_back(self, fence: Fence) -> None:
-        self._held.discard(fence)
-        self._ledger.release(fence)
 
     async def poll(self) -> bool:
         await self._publish()
@@ -149,22 +110,12 @@ class Manager:
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 
-    def settling(self, report: Report) -> None:
-        """A call is all that it held."""
-
-    async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        """Nobody but this process keeps reports."""
-
     @property
     def _endpoints(self) -> Mapping[str, EndpointSettings]:
         return self._settings.endpoints
 
     def _report(self, report: Report) -> None:
         self._grants.in_background(self._grants.settle(report))
-
-    def _hold(self, grant: GrantBody) -> None:
-        self._held.add(fence_of(grant))
-        self._ledger.take(fence_of(grant), _NODE, grant.amounts)
 
     async def _show(self) -> None:
         self._metrics.show(self._broker.lanes)

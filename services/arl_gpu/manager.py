@@ -11,12 +11,11 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger, fits
 from arl_core.model import slots_of
 from arl_core.residency import Residence
 from arl_gpu import repository
@@ -33,19 +32,17 @@ from arl_gpu.settings import GpuSettings
 from arl_gpu.turns import Turns
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
-from arl_manager.grants import Grants, HeldRow, Settled, fence_of, grant_of
+from arl_manager.counted import CountedNode
+from arl_manager.grants import Grants, Settled
 from arl_store.tx import Row, Store, WriteTx
 from arl_store.wake import Notifier
-from arl_wire.internal import GrantBody
 
 __all__ = ["Manager"]
-
-_NODE = 0
 
 log = logging.getLogger(__name__)
 
 
-class Manager:
+class Manager(CountedNode[Report]):
     """Answers `arl_manager.grants.Hardware`."""
 
     def __init__(
@@ -60,9 +57,7 @@ class Manager:
     ) -> None:
         self._store = store
         self._settings = settings
-        self._ledger = Ledger()
-        self._held: dict[Fence, frozenset[str]] = {}
-        """What each holds a slot of."""
+        super().__init__()
         self._late: set[Fence] = set()
         """Those that wait for what was registered."""
         metrics = metrics or Metrics()
@@ -99,7 +94,7 @@ class Manager:
             engines={name: engine.device for name, engine in settings.engines.items()},
             alike=settings.alike,
         )
-        self._ledger.set_capacity(_NODE, self._slots())
+        self.set_capacity(self._slots())
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
@@ -108,24 +103,12 @@ class Manager:
         self._counted, self._counted_at = self._counters(), float("-inf")
         self.failed: str | None = "the manager has not registered yet"
 
-    @property
-    def node_id(self) -> int:
-        return self._grants.node_id
-
-    @property
-    def epoch(self) -> UUID:
-        return self._grants.epoch
-
-    @property
-    def fenced(self) -> str | None:
-        return self._grants.fenced
-
     async def _show(self) -> None:
         self._metrics.show_residency(self.scoring.states, used_bytes=self.scoring.used_bytes)
 
     async def start(self) -> None:
         """Register with the services that there are, then beat."""
-        node = _description(self._settings, self._ledger.capacity(_NODE))
+        node = _description(self._settings, self.capacity)
         await self._grants.until_name_is_free(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
@@ -138,30 +121,6 @@ class Manager:
         await self._grants.stop_looking()
         await self.scoring.stop()
         await self._grants.end()
-
-    async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
-        """A copy of granted rows."""
-        await self._grants.offer(grants, epoch=epoch)
-
-    @property
-    def fences(self) -> frozenset[Fence]:
-        return frozenset(self._held)
-
-    def has(self, fence: Fence) -> bool:
-        return fence in self._held
-
-    def take(self, grant: GrantBody) -> bool:
-        if not fits(grant.amounts, self._ledger.free(_NODE)):
-            return False
-        self._hold(grant)
-        return True
-
-    def readopt(self, row: HeldRow) -> None:
-        self._hold(grant_of(row))
-
-    def give_back(self, fence: Fence) -> None:
-        self._held.pop(fence, None)
-        self._ledger.release(fence)
 
     async def poll(self) -> bool:
         await self._publish()
@@ -247,12 +206,6 @@ class Manager:
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 
-    def settling(self, report: Report) -> None:
-        """A slot is all that it held."""
-
-    async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        """Nobody but this process keeps reports."""
-
     def _report(self, report: Report) -> None:
         self._grants.in_background(self._grants.settle(report))
 
@@ -261,11 +214,6 @@ class Manager:
         self.failed = reason
         log.critical("%s; this manager ends, to be started anew", reason)
         signal.raise_signal(signal.SIGTERM)
-
-    def _hold(self, grant: GrantBody) -> None:
-        fence = fence_of(grant)
-        self._held[fence] = frozenset(grant.amounts)
-        self._ledger.take(fence, _NODE, grant.amounts)
 
     async def _read(self) -> list[dict[str, Any]]:
         """What this node holds by its rows. What is wished is known with it: it would be old after the next await."""
@@ -298,7 +246,7 @@ class Manager:
         counted, counted_at = self._counters(), time.monotonic()
         said = json.dumps([each | self._counts(each["name"]) for each in services])
         await repository.publish_services(tx, said, json.dumps(slots), node_id=self.node_id, epoch=self.epoch)
-        self._ledger.set_capacity(_NODE, slots)
+        self.set_capacity(slots)
         self._said = services, slots
         self._counted, self._counted_at = counted, counted_at
 
