@@ -149,6 +149,11 @@ class Grants(Generic[AnyReport]):
         """Why this node may start nothing for good, if another has its lease."""
         return self._heartbeat.fenced if self._heartbeat is not None else None
 
+    @property
+    def may_start(self) -> bool:
+        """Whether the node's lease counts, so that what it has is its own."""
+        return self._heartbeat is not None and self._heartbeat.may_start()
+
     async def until_name_is_free(self, node: Mapping[str, Any]) -> None:
         """Return when the node may register; raises NameTaken where another lives under its name."""
         await until_free(self._store, node, ttl_s=self._settings.node_ttl_s, look_s=self._settings.beat_s / 2)
@@ -180,7 +185,7 @@ class Grants(Generic[AnyReport]):
 
     async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
         """A copy of granted rows. A fence already seen is nothing new; one that does not fit goes back."""
-        if epoch != self.epoch or self._heartbeat is None or not self._heartbeat.may_start():
+        if epoch != self.epoch or not self.may_start:
             return
         refused = []
         grants = list(grants)

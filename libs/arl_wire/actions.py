@@ -10,7 +10,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
-    EncodedBytes,
     Field,
     StringConstraints,
     Tag,
@@ -20,7 +19,7 @@ from pydantic import (
 from arl_core.states import Outcome, State
 from arl_wire.base import Strict
 from arl_wire.calls import CallRequest, CallResponse, EndpointName
-from arl_wire.checks import StrictBase64, argument, no_nul, relative_path
+from arl_wire.checks import Base64, argument, no_nul, relative_path
 from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
 from arl_wire.resources import Resources
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
@@ -56,7 +55,6 @@ def _cpu_form(value: Any) -> str:
     return "range" if isinstance(value, (dict, CpuRange)) else "cores"
 
 
-Base64 = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]
 Text = Annotated[str, AfterValidator(no_nul)]
 Argument = Annotated[Text, AfterValidator(argument)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]

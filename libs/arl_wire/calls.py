@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 from arl_wire.base import Strict
-from arl_wire.checks import is_deep, no_nul
+from arl_wire.checks import Base64, is_deep, no_nul
 from arl_wire.scores import ServiceName
 from arl_wire.streams import OutputStream
 
@@ -35,8 +35,8 @@ OF_THE_CONNECTION = frozenset(
     }
 )
 """Headers that whoever sends makes (RFC 9110, section 7.6.1)."""
-SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"})
-"""What would be kept with the action, in rows; a broker has an endpoint's key and adds it."""
+CREDENTIALS = re.compile(r"(authorization|cookie|token|secret|password|apikey|(?<!idempotency)-key)$", re.IGNORECASE)
+"""How headers end whose value would be kept with the action, in rows; a broker has an endpoint's key and adds it."""
 _FORBIDDEN_IN_PATH = re.compile(r"[\x00-\x20\x7f\\?#]")
 
 EndpointName = ServiceName
@@ -53,8 +53,9 @@ def endpoint_path(path: str) -> str:
         decoded = once
     if _FORBIDDEN_IN_PATH.search(path) or "\\" in decoded or any(ord(each) < ord(" ") for each in decoded):
         raise ValueError("is no path: write other characters as %XX, and parameters into `query`")
-    if {".", ".."}.intersection(decoded.split("/")):
-        raise ValueError("must stay below the endpoint's address: no segment is `.` or `..`")
+    # Some servers drop what follows a semicolon before they look for these, and some read what is no UTF-8.
+    if {".", ".."}.intersection(part.partition(";")[0] for part in decoded.split("/")) or "\ufffd" in decoded:
+        raise ValueError("must stay below the endpoint's address: no segment is `.` or `..`, and all of it is UTF-8")
     if not path.isascii():
         raise ValueError("must be ASCII: write other characters as %XX")
     return path
@@ -62,11 +63,17 @@ def endpoint_path(path: str) -> str:
 
 def _sendable(headers: dict[str, str]) -> dict[str, str]:
     for name in headers:
-        if name.lower() in SECRET:
+        if CREDENTIALS.search(name):
             raise ValueError(f"`{name}` would be kept with the action; a broker has its endpoint's key, and adds it")
         if name.lower() in OF_THE_CONNECTION:
             raise ValueError(f"`{name}` is made by whoever sends the request")
     return headers
+
+
+def _no_fragment(query: str) -> str:
+    if "#" in query:
+        raise ValueError("has a `#`: write it as %23")
+    return query
 
 
 def _writable(body: str) -> str:
@@ -75,6 +82,9 @@ def _writable(body: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("must be valid Unicode; lone surrogates are not") from None
     return body
+
+
+RawQuery = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_no_fragment)]
 
 
 class CallRequest(Strict):
@@ -86,19 +96,29 @@ class CallRequest(Strict):
     )
     query: dict[_Value, _Value | list[_Value]] = Field(default_factory=dict, max_length=MAX_PARAMETERS)
     headers: Annotated[dict[HeaderName, HeaderValue], AfterValidator(_sendable)] = Field(
-        default_factory=dict, max_length=64, description="Beside the endpoint's own, which go first; no credentials"
+        default_factory=dict,
+        max_length=64,
+        description="Beside the endpoint's own, which go first; none that is for credentials",
     )
+    raw_query: Annotated[
+        str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_no_fragment)
+    ] = Field(default="", description="What follows `?`, as it is; instead of `query`")
     json_body: Any = Field(default=None, description="Sent as JSON; instead of `body`")
     body: Annotated[str, AfterValidator(_writable)] | None = Field(
         default=None, max_length=MAX_BODY, description="Sent as UTF-8; of type text/plain, if no header names another"
     )
+    base64: Base64 | None = Field(
+        default=None, max_length=MAX_BODY, description="Sent as the bytes that they are; instead of `body`"
+    )
 
     @model_validator(mode="after")
-    def _has_one_body(self) -> Self:
-        if self.json_body is not None and self.body is not None:
-            raise ValueError("give one of json_body and body")
-        if self.method in ("GET", "HEAD") and self.content:
-            raise ValueError(f"a {self.method} has no body; put parameters into `query`")
+    def _fits_together(self) -> Self:
+        if [self.json_body, self.body, self.base64].count(None) < 2:
+            raise ValueError("give one of json_body, body and base64")
+        if self.query and self.raw_query:
+            raise ValueError("give one of query and raw_query")
+        if self.method == "HEAD" and self.content:
+            raise ValueError("a HEAD has no body")
         if len(self.content) > MAX_BODY:
             raise ValueError(f"the body has {len(self.content)} bytes; {MAX_BODY} are allowed")
         return self
@@ -106,11 +126,13 @@ class CallRequest(Strict):
     @property
     def content(self) -> bytes:
         """What is sent after the headers. Raises ValueError for JSON that cannot be written."""
+        if self.base64 is not None:
+            return self.base64
         if self.json_body is None:
             return (self.body or "").encode()
         if is_deep(self.json_body):
             raise ValueError("json_body is nested too deep")
-        return json.dumps(self.json_body, allow_nan=False).encode()
+        return _writable(json.dumps(self.json_body, ensure_ascii=False, allow_nan=False)).encode()
 
     @property
     def is_repeatable(self) -> bool:
@@ -129,8 +151,13 @@ class CallResponse(BaseModel):
     """What an endpoint answered to the last try."""
 
     status: int = Field(description="Of HTTP")
-    headers: dict[str, str] = Field(default_factory=dict, description="In lower case, without cookies")
-    body: OutputStream = Field(default=OutputStream(), description="Its first MiB at most, and how much there was")
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="In lower case and ASCII, without cookies; those of one name are together"
+    )
+    body: OutputStream = Field(
+        default=OutputStream(),
+        description="Unpacked; the first MiB, if not more is kept, and how much there was",
+    )
     tries: int = Field(default=1, description="Requests that were sent, this one too")
 
 
@@ -147,7 +174,7 @@ class EndpointOnNode(BaseModel):
     burst: int | None = Field(default=None, description="Requests at once after a pause, where `per_s` is limited")
     in_flight: int
     requests: int = Field(description="Sent since the broker started, tries counted one by one")
-    throttled: int = Field(description="Of these, those that were answered 429")
+    throttled: int = Field(description="Of these, those that were too much for it: 429, 503, 529")
     health: str = Field(description="`ok`, or the code of what went wrong last, and after a colon what was said of it")
 
 

@@ -5,12 +5,12 @@ import json
 import posixpath
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import EncoderProtocol
+from pydantic import EncodedBytes, EncoderProtocol
 from pydantic_core import PydanticCustomError
 
-__all__ = ["StrictBase64", "argument", "is_deep", "no_nul", "relative_path", "small_json"]
+__all__ = ["Base64", "StrictBase64", "argument", "is_deep", "no_nul", "relative_path", "small_json"]
 
 MAX_ARGUMENT = (128 << 10) - 130
 """Bytes: with its end, and with the name before the value of a variable."""
@@ -92,3 +92,6 @@ class StrictBase64(EncoderProtocol):
     @classmethod
     def get_json_format(cls) -> str:
         return "base64"
+
+
+Base64 = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]

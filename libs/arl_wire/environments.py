@@ -11,7 +11,6 @@ from arl_wire.actions import (
     MAX_FILES,
     MAX_MIB,
     Argument,
-    Base64,
     LabelKey,
     LabelValue,
     Name,
@@ -20,6 +19,7 @@ from arl_wire.actions import (
     VariableName,
 )
 from arl_wire.base import Strict
+from arl_wire.checks import Base64
 
 __all__ = ["CreateEnvironment", "Environment", "EnvironmentPage", "EnvironmentState"]
 

@@ -6,8 +6,9 @@ from typing import Literal
 from pydantic import BaseModel, Field, model_validator
 
 from arl_core.states import Outcome, State
-from arl_wire.actions import Base64, Text
+from arl_wire.actions import Text
 from arl_wire.base import Strict
+from arl_wire.checks import Base64
 
 __all__ = ["MAX_INPUT", "InputTaken", "OutputChunk", "OutputEnd", "OutputRestart", "OutputTruncated", "SendInput"]
 

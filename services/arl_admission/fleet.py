@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from arl_admission.normalise import CAPABILITY_OF, demand_of
 from arl_admission.verified import is_verified
@@ -44,7 +45,7 @@ class Fleet:
     registered: frozenset[str] = frozenset()
     """Services that may be removed."""
     endpoints: dict[str, list[str]] | None = None
-    """Methods by name, of all brokers; None where there is no broker."""
+    """Methods by name, which all brokers take that have it; None where there is no broker."""
     read_at: float = float("-inf")
     removals: int = 0
     """How often a service was forgotten: what was read before that may still name it."""
@@ -66,7 +67,7 @@ class Fleet:
         self.services = {**along, **registered} if offers else None
         self.registered = frozenset(registered)
         brokers = [json.loads(row.endpoints) for row in rows if row.kind == "api"]
-        self.endpoints = {each["name"]: each["methods"] for there in brokers for each in there} if brokers else None
+        self.endpoints = _methods([each for there in brokers for each in there]) if brokers else None
 
     def forget(self, service: str) -> None:
         """It was removed; a node may still say that it has it."""
@@ -160,6 +161,14 @@ def _unknown_service(name: str | None, known: Collection[str] | None) -> Service
     more = "" if known else "; `tangram doctor` says how to get models"
     message = f"no node has {name!r}; there is {', '.join(sorted({*known, *VERIFIERS}))}{more}"
     return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
+
+
+def _methods(endpoints: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in endpoints:
+        known = found.get(each["name"], each["methods"])
+        found[each["name"]] = [method for method in known if method in each["methods"]]
+    return found
 
 
 def _unknown_endpoint(action: SubmitAction, known: Mapping[str, Sequence[str]] | None) -> TangramError | None:

@@ -222,6 +222,7 @@ def _call(action: SubmitAction, request: CallRequest) -> dict[str, Any]:
         "method": request.method,
         "path": request.path,
         "query": request.query,
+        "raw_query": request.raw_query,
         "headers": headers,
         "body": b64encode(request.content).decode(),
         "idempotent": action.idempotent,

@@ -19,12 +19,18 @@ __all__ = ["Broker"]
 
 class Broker:
     def __init__(
-        self, endpoints: Mapping[str, EndpointSettings], metrics: ApiMetrics, *, report: Callable[[Report], None]
+        self,
+        endpoints: Mapping[str, EndpointSettings],
+        metrics: ApiMetrics,
+        *,
+        report: Callable[[Report], None],
+        may_send: Callable[[], bool],
     ) -> None:
+        """`may_send`: whether the lease counts under which calls are here."""
         self.lanes = {name: Lane(each) for name, each in endpoints.items()}
         self._senders = {name: Sender(each) for name, each in endpoints.items()}
         self._metrics = metrics
-        self._report = report
+        self._report, self._may_send = report, may_send
         self._tasks: dict[Fence, asyncio.Task[Heard]] = {}
         self._is_ending = False
 
@@ -78,7 +84,10 @@ class Broker:
                         return last
                     await asyncio.sleep(pause)
         except TimeoutError:
-            return _late(call, last)
+            late = _late(call, last)
+            if call.begun is not None:
+                self.lanes[call.endpoint].learn(late.verdict, late.said, sent=call.begun, asked_for_s=None)
+            return late
 
     def _pause_before_next(self, call: Call, heard: Heard, limit: asyncio.Timeout) -> float | None:
         """None where there is no next request: it is not of use, or not in its time."""
@@ -86,25 +95,28 @@ class Broker:
         idempotent = call.idempotent or settings.idempotent
         if call.tries >= settings.tries or not may_send_again(heard.verdict, call.method, idempotent=idempotent):
             return None
-        pause = pause_s(call.tries, asked_for_s=heard.asked_for_s, drawn=random.random())  # noqa: S311 - no secret
+        pause = pause_s(max(1, call.tries), asked_for_s=heard.asked_for_s, drawn=random.random())  # noqa: S311 - no secret
         ends_at = limit.when()
         return pause if ends_at is None or asyncio.get_running_loop().time() + pause < ends_at else None
 
     async def _try(self, call: Call, limit: asyncio.Timeout) -> Heard:
         lane = self.lanes[call.endpoint]
         async with lane.turn(again=call.begun is not None):
+            if not self._may_send():
+                return Heard(verdict=Verdict.UNREACHED, said="this broker has lost its lease, and sends nothing")
             sent = time.monotonic()
             if call.begun is None:
                 call.begun = sent
                 call.timeline.wait_ended(sent)
                 limit.reschedule(asyncio.get_running_loop().time() + call.timeout_s)
-            call.tries += 1
+            call.tries, lane.requests = call.tries + 1, lane.requests + 1
             ended: Heard | None = None
             try:
                 ended = await self._senders[call.endpoint].send(call)
             finally:
                 self._note(call, ended, sent)
-        lane.learn(ended.verdict, ended.said, sent=sent, asked_for_s=ended.asked_for_s)
+            # Before its place is free: whoever has it next is to know.
+            lane.learn(ended.verdict, ended.said, sent=sent, asked_for_s=ended.asked_for_s)
         return ended
 
     def _note(self, call: Call, heard: Heard | None, sent: float) -> None:

@@ -62,6 +62,8 @@ class Call:
     method: str
     path: str
     query: Mapping[str, str | list[str]]
+    raw_query: str
+    """Instead of `query`, if there is any."""
     headers: Mapping[str, str]
     body: bytes
     idempotent: bool

@@ -32,6 +32,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
         self.in_flight = 0
         self.requests = 0
+        """That were sent."""
         self.throttled = 0
         self.health = "ok"
 
@@ -44,7 +45,6 @@ class Lane:
     async def turn(self, *, again: bool) -> AsyncIterator[None]:
         """While a request is under way. Who comes `again` goes before those who have not begun."""
         await self._until_it_is_mine(again=again)
-        self.requests += 1
         try:
             yield
         finally:

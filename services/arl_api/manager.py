@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from arl_api import repository
 from arl_api.broker import Broker
-from arl_api.call import Report, call_of
+from arl_api.call import Call, Report, call_of
 from arl_api.lane import Lane
 from arl_api.metrics import ApiMetrics
 from arl_api.settings import ApiSettings, EndpointSettings
@@ -42,7 +42,9 @@ class Manager(CountedNode[Report]):
         metrics = metrics or Metrics()
         self._metrics = ApiMetrics(metrics)
         metrics.on_scrape(self._show)
-        self._broker = Broker(settings.endpoints, self._metrics, report=self._report)
+        self._broker = Broker(
+            settings.endpoints, self._metrics, report=self._report, may_send=lambda: self._grants.may_start
+        )
         super().__init__()
         # What was granted before an endpoint bore less waits here for its turn: refused, it would come back at once.
         self.set_capacity({calls_of(name): each.concurrency for name, each in self._endpoints.items()})
@@ -97,11 +99,10 @@ class Manager(CountedNode[Report]):
                 message = f"its request can't be read: {type(error).__name__}"
                 self._report(Report(fence=fence, outcome="infra_error", reason="setup_failed", message=message))
                 continue
-            if call.endpoint in self._endpoints:
-                self._broker.add(call)
+            if (refused := self._refusal(call)) is not None:
+                self._report(refused)
             else:
-                message = f"this broker has no endpoint {call.endpoint!r} any more"
-                self._report(Report(fence=fence, outcome="infra_error", reason="endpoint_gone", message=message))
+                self._broker.add(call)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         self._broker.cancel(fences)
@@ -109,6 +110,17 @@ class Manager(CountedNode[Report]):
     async def settle(self, reports: Sequence[Report]) -> Settled:
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
+
+    def _refusal(self, call: Call) -> Report | None:
+        """Of what admission let in before it knew this broker, or while its settings were others."""
+        endpoint = self._endpoints.get(call.endpoint)
+        if endpoint is None:
+            message = f"this broker has no endpoint {call.endpoint!r} any more"
+            return Report(fence=call.fence, outcome="infra_error", reason="endpoint_gone", message=message)
+        if call.method not in endpoint.methods:
+            message = f"{call.endpoint} takes {', '.join(endpoint.methods)}, and no {call.method}"
+            return Report(fence=call.fence, outcome="user_error", message=message)
+        return None
 
     @property
     def _endpoints(self) -> Mapping[str, EndpointSettings]:

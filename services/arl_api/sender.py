@@ -1,36 +1,41 @@
 """One request to an endpoint and what it answered. What is secret goes out with it and does not come back."""
 
 import ipaddress
+import os
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
 
 from arl_api.call import Answer, Call
+from arl_api.hiding import Hiding
+from arl_api.reading import Content, Unreadable, read
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import Verdict, retry_after_s, verdict_of
 
-__all__ = ["KEPT", "Heard", "Sender"]
+__all__ = ["Heard", "Sender"]
 
-KEPT = 1 << 20
-"""Bytes of an answer's body that are kept, as of a program's output."""
-READ = 16 << 20
-"""That are read, to say how many there were; a longer answer is not waited for."""
-CHUNK = 64 << 10
 CONNECT_S = 10.0
-IDLE_CONNECTION_S = 15.0
+IDLE_CONNECTION_S = 2.0
+"""Less than after which servers close one, perhaps under a request that may then not be sent again."""
 MOST_HEADERS, LONGEST_VALUE = 64, 4096
-NOT_SHOWN = frozenset({"set-cookie", "set-cookie2", "connection", "keep-alive", "transfer-encoding"})
-SHORTEST_SECRET = 4
-HIDDEN = b"[hidden]"
+NOT_SHOWN = frozenset(
+    {
+        *("set-cookie", "set-cookie2", "connection", "keep-alive", "transfer-encoding", "trailer", "upgrade"),
+        *("content-encoding", "content-length"),  # of what was sent; the body is unpacked
+    }
+)
+PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \t"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What came of a request. `said` is for people."""
+    """What came of a request. `said` is for people, whoever they are."""
 
     verdict: Verdict
     said: str
@@ -45,7 +50,8 @@ class Sender:
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
         self._base = settings.url.rstrip("/")
-        self._secrets = _secrets_of(settings)
+        self._hiding = Hiding(settings.secrets)
+        self._proxy = _proxy_to(self._base)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, call: Call) -> Heard:
@@ -57,73 +63,67 @@ class Sender:
                 headers=self._headers(call.headers),
                 data=call.body or None,
                 allow_redirects=False,
+                proxy=self._proxy,
             ) as response:
-                return self._heard(response, await _content(response, KEPT + self._longest_secret))
+                return self._heard(response, await read(response, keep=self._settings.kept_bytes))
         except aiohttp.ClientConnectorError as error:
-            return self._broken(Verdict.UNREACHED, f"no connection: {error.strerror or type(error.os_error).__name__}")
+            return Heard(verdict=Verdict.UNREACHED, said=f"no connection: {_why(error)}")
         except aiohttp.ConnectionTimeoutError:
-            return self._broken(Verdict.UNREACHED, f"no connection within {CONNECT_S:g} s")
+            return Heard(verdict=Verdict.UNREACHED, said=f"no connection within {CONNECT_S:g} s")
         except aiohttp.InvalidURL:
             return Heard(verdict=Verdict.ITS_FAULT, said="the path or the query is none that can be sent")
-        except (aiohttp.ClientError, OSError) as error:
-            return self._broken(Verdict.BROKE_OFF, f"the connection broke off: {type(error).__name__}")
+        except Unreadable as error:
+            return Heard(verdict=Verdict.BROKE_OFF, said=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever an answer does to its reader, the request was sent
+            return Heard(verdict=Verdict.BROKE_OFF, said=f"the connection broke off: {type(error).__name__}")
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    @property
-    def _longest_secret(self) -> int:
-        return max(map(len, self._secrets), default=0)
-
-    def _broken(self, verdict: Verdict, said: str) -> Heard:
-        return Heard(verdict=verdict, said=self._hidden(said.encode()).decode(errors="replace"))
-
-    def _heard(self, response: aiohttp.ClientResponse, content: tuple[bytes, int]) -> Heard:
-        kept, total = content
-        verdict = verdict_of(response.status)
-        answer = Answer(
-            status=response.status,
-            headers=self._shown(response.headers),
-            body=self._hidden(kept)[:KEPT],
-            total_bytes=total,
-        )
-        asked_for = retry_after_s(response.headers.get("Retry-After"), now=datetime.now(UTC))
-        said = f"it answered {response.status}"
+    def _heard(self, response: aiohttp.ClientResponse, content: Content) -> Heard:
+        verdict, said = verdict_of(response.status), f"it answered {response.status}"
+        if verdict is Verdict.BROKE_OFF:
+            return Heard(verdict=verdict, said=f"{said}, which is no status of an answer")
         if verdict is Verdict.REFUSED:
             said += "; see to the endpoint's key and its budget"
-        return Heard(verdict=verdict, said=said, answer=answer, asked_for_s=asked_for)
+        asked_for = None
+        if verdict is Verdict.THROTTLED:
+            asked_for = retry_after_s(response.headers.get("Retry-After"), now=datetime.now(UTC))
+        return Heard(verdict=verdict, said=said, answer=self._answer(response, content), asked_for_s=asked_for)
+
+    def _answer(self, response: aiohttp.ClientResponse, content: Content) -> Answer:
+        cut = content.total_bytes - len(content.kept)
+        body = self._hiding.of_beginning(content.kept) if cut else self._hiding.of(content.kept)
+        total = content.total_bytes if cut else len(body)
+        return Answer(status=response.status, headers=self._shown(response.headers), body=body, total_bytes=total)
 
     def _shown(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Of several with one name, the last."""
-        shown = {name.lower(): value for name, value in headers.items() if name.lower() not in NOT_SHOWN}
-        return {
-            name: self._hidden(value.encode(errors="replace")).decode(errors="replace")[:LONGEST_VALUE]
-            for name, value in list(shown.items())[:MOST_HEADERS]
-        }
-
-    def _hidden(self, content: bytes) -> bytes:
-        """An endpoint may repeat what it was sent."""
-        for secret in self._secrets:
-            content = content.replace(secret, HIDDEN)
-        return content
+        """In ASCII, what is not as %XX; those of one name together (RFC 9110, section 5.3)."""
+        shown: dict[str, str] = {}
+        for name, value in headers.items():
+            if name.lower() not in NOT_SHOWN and (len(shown) < MOST_HEADERS or name.lower() in shown):
+                before = f"{shown[name.lower()]}, " if name.lower() in shown else ""
+                hidden = self._hiding.of(value.encode("utf-8", "surrogateescape"))
+                shown[name.lower()] = (before + quote(hidden, safe=PRINTABLE))[:LONGEST_VALUE]
+        return shown
 
     def _url(self, call: Call) -> URL:
         """As it was checked: nothing is decoded or normalised any more."""
-        secret = {name: value.get_secret_value() for name, value in self._settings.query.items()}
-        query = urlencode(
-            {name: value for name, value in call.query.items() if name not in secret} | secret, doseq=True
+        own = self._settings.own_query
+        query = call.raw_query or urlencode(
+            {name: value for name, value in call.query.items() if name not in own}, doseq=True
         )
+        query = "&".join(part for part in (query, urlencode(own)) if part)
         path = f"/{call.path}" if call.path else ""
         return URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
 
     def _headers(self, said: Mapping[str, str]) -> dict[str, str]:
         """The endpoint's own go first, however the action writes their names."""
-        own = {name: value.get_secret_value() for name, value in self._settings.headers.items()}
-        if self._settings.key is not None:
-            own["Authorization"] = f"Bearer {self._settings.key.get_secret_value()}"
+        own = self._settings.own_headers
         names = {name.lower() for name in own}
-        return {name: value for name, value in said.items() if name.lower() not in names} | own
+        said = {name: value for name, value in said.items() if name.lower() not in names}
+        return {"Accept-Encoding": "identity", **said, **own}
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -133,35 +133,32 @@ class Sender:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 skip_auto_headers=("Content-Type",),
                 headers={"User-Agent": "arl-tangram"},
-                trust_env=not _is_near(self._base),
+                auto_decompress=False,
             )
+            # What it sends again by itself is in no count, and beyond every rate; there is no other way to say so.
+            self._session._retry_connection = False
         return self._session
 
 
-async def _content(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, int]:
-    """Its first bytes, and how many there were; of a very long one, how many were read."""
-    kept, total = bytearray(), 0
-    async for chunk in response.content.iter_chunked(CHUNK):
-        kept += chunk[: max(0, most - len(kept))]
-        total += len(chunk)
-        if total >= READ:
-            response.close()
-            break
-    return bytes(kept), total
+def _why(error: aiohttp.ClientConnectorError) -> str:
+    """Without the address, which is its operator's."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its name is not known"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "its certificate is not accepted, or it speaks no TLS"
+    number = error.os_error.errno
+    return os.strerror(number).lower() if number is not None and number > 0 else type(error.os_error).__name__
 
 
-def _secrets_of(settings: EndpointSettings) -> list[bytes]:
-    """The longest first, and also without `Bearer` or whatever is before them."""
-    values = [each.get_secret_value() for each in (*settings.headers.values(), *settings.query.values())]
-    if settings.key is not None:
-        values.append(settings.key.get_secret_value())
-    words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST_SECRET}
-    return [word.encode() for word in sorted(words, key=len, reverse=True)]
+def _proxy_to(url: str) -> str | None:
+    """By the environment, which also says where none is needed; none is between us and this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxy = getproxies().get(parts.scheme)
+    return None if proxy is None or _is_near(host) or proxy_bypass(host) else proxy
 
 
-def _is_near(url: str) -> bool:
-    """No proxy is between us and this machine."""
-    host = urlsplit(url).hostname or ""
+def _is_near(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

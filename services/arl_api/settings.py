@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from arl_core.rate import Rate
 from arl_manager.remotes import Address, Key
 from arl_manager.settings import ManagerSettings
-from arl_wire.calls import EndpointName, HeaderName, Method
+from arl_wire.calls import OF_THE_CONNECTION, EndpointName, HeaderName, Method
 
 __all__ = ["ApiSettings", "EndpointSettings"]
 
@@ -23,11 +23,15 @@ class EndpointSettings(BaseModel):
     url: Address = Field(description="All requests go below it")
     key: Key | None = Field(default=None, description="Sent as `Authorization: Bearer`")
     key_file: Path | None = Field(default=None, description="That has the key; instead of `key`")
-    headers: dict[HeaderName, SecretStr] = Field(
-        default_factory=dict, description="Sent with every request, whatever the action says; taken for secrets"
+    headers: dict[HeaderName, str] = Field(
+        default_factory=dict, description="Sent with every request, whatever the action says"
     )
-    query: dict[str, SecretStr] = Field(
-        default_factory=dict, description="Parameters, likewise, for what wants its key there"
+    query: dict[str, str] = Field(default_factory=dict, description="Parameters, likewise")
+    secret_headers: dict[HeaderName, SecretStr] = Field(
+        default_factory=dict, description="As `headers`, and hidden in whatever repeats them"
+    )
+    secret_query: dict[str, SecretStr] = Field(
+        default_factory=dict, description="As `query`, likewise, for what wants its key there"
     )
     methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("GET", "HEAD", "POST")
     concurrency: int = Field(default=16, ge=1, le=4096, description="Calls in flight at once, at most")
@@ -38,27 +42,62 @@ class EndpointSettings(BaseModel):
         default=None, ge=1, le=10**6, description="Requests at once after a pause; left out, those of a second"
     )
     tries: int = Field(default=4, ge=1, le=10, description="Requests for one attempt of an action, at most")
+    keep_kib: int = Field(default=1024, ge=1, le=16 << 10, description="Of an answer's body; the rest is counted")
     idempotent: bool = Field(
         default=False, description="No request does harm when it is sent again, whatever its method: searches, say"
     )
 
-    @field_validator("headers", "query")
+    @field_validator("headers", "query", "secret_headers", "secret_query")
     @classmethod
-    def _can_be_sent(cls, values: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    def _can_be_sent(cls, values: dict[str, str] | dict[str, SecretStr]) -> dict[str, str] | dict[str, SecretStr]:
         for name, value in values.items():
-            if not (value.get_secret_value().isascii() and value.get_secret_value().isprintable()):
+            text = _shown(value)
+            if not (text.isascii() and text.isprintable()):
                 raise ValueError(f"{name} has to be printable ASCII")
         return values
+
+    @field_validator("headers", "secret_headers")
+    @classmethod
+    def _are_no_connections(
+        cls, headers: dict[str, str] | dict[str, SecretStr]
+    ) -> dict[str, str] | dict[str, SecretStr]:
+        if wrong := [name for name in headers if name.lower() in OF_THE_CONNECTION]:
+            raise ValueError(f"{', '.join(wrong)}: made by whoever sends the request")
+        return headers
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.key is not None and self.key_file is not None:
             raise ValueError("give one of key and key_file")
-        if (self.key or self.key_file) and "authorization" in map(str.lower, self.headers):
-            raise ValueError("a key is sent as `Authorization`, which headers have already")
         if self.burst is not None and self.per_s is None:
             raise ValueError("burst is of a rate; give per_s too")
+        names = [*map(str.lower, self.headers), *map(str.lower, self.secret_headers)]
+        if self.key is not None or self.key_file is not None:
+            names.append("authorization")
+        if twice := {name for name in names if names.count(name) > 1} | (self.query.keys() & self.secret_query.keys()):
+            raise ValueError(f"{', '.join(sorted(twice))}: given twice; a key is sent as `Authorization`")
         return self
+
+    @property
+    def own_headers(self) -> dict[str, str]:
+        """With what opens it."""
+        bearer = {"Authorization": f"Bearer {_shown(self.key)}"} if self.key is not None else {}
+        return {**self.headers, **_all_shown(self.secret_headers), **bearer}
+
+    @property
+    def own_query(self) -> dict[str, str]:
+        return {**self.query, **_all_shown(self.secret_query)}
+
+    @property
+    def secrets(self) -> list[str]:
+        """As they are sent."""
+        key = [_shown(self.key)] if self.key is not None else []
+        return [*key, *_all_shown(self.secret_headers).values(), *_all_shown(self.secret_query).values()]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the body of an answer."""
+        return self.keep_kib << 10
 
     @property
     def rate(self) -> Rate | None:
@@ -93,6 +132,14 @@ class ApiSettings(ManagerSettings):
     @classmethod
     def _have_their_keys(cls, endpoints: dict[str, EndpointSettings]) -> dict[str, EndpointSettings]:
         return {name: _with_key(name, each) for name, each in endpoints.items()}
+
+
+def _shown(value: str | SecretStr) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def _all_shown(values: dict[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in values.items()}
 
 
 def _with_key(name: str, endpoint: EndpointSettings) -> EndpointSettings:

@@ -36,6 +36,8 @@ NOT_KNOWN = frozenset({Verdict.UNAVAILABLE, Verdict.BROKE_OFF})
 
 def verdict_of(status: int) -> Verdict:
     """Of an answer. A redirection is one: nobody follows it to an address that no operator named."""
+    if not 200 <= status <= 599:
+        return Verdict.BROKE_OFF
     if status < 400:
         return Verdict.ANSWERED
     if status in TOO_MUCH:
@@ -70,7 +72,7 @@ def retry_after_s(header: str | None, *, now: datetime) -> float | None:
         return float(header)
     try:
         moment = parsedate_to_datetime(header)
-    except ValueError:
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - now) / timedelta(seconds=1))
+    except (ValueError, OverflowError, TypeError):
         return None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - now) / timedelta(seconds=1))

@@ -10,6 +10,8 @@ from arl_store.tx import ReadTx, Row
 
 __all__ = ["endpoints_of_nodes", "is_there_an_endpoint"]
 
+SILENT_S = 30.0
+
 # Calls are held by what is granted or running there; each such row names what it holds.
 ENDPOINTS_OF_NODES = text("""
     select n.name as node, e.value::text as said,
@@ -31,13 +33,15 @@ IS_THERE_AN_ENDPOINT = text("""
     select exists (select
                      from nodes as n
                      join node_beats as b on b.node_id = n.id
-                    where n.endpoints @> cast(:said as jsonb)) as there
+                    where n.endpoints @> cast(:said as jsonb)
+                      and b.last_beat > now() - make_interval(secs => :silent_s)) as there
 """)
 
 
 async def is_there_an_endpoint(tx: ReadTx, name: str) -> bool:
-    """Whether some broker says that it has it, be it alive or not."""
-    return bool((await tx.fetch(IS_THERE_AN_ENDPOINT, {"said": json.dumps([{"name": name}])}))[0].there)
+    """Whether some broker has it that lives, or is being started again."""
+    asked = {"said": json.dumps([{"name": name}]), "silent_s": SILENT_S}
+    return bool((await tx.fetch(IS_THERE_AN_ENDPOINT, asked))[0].there)
 
 
 async def endpoints_of_nodes(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:

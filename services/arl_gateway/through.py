@@ -9,12 +9,16 @@ from arl_gateway.held import Held
 from arl_gateway.service import Actions, Trace
 from arl_store.tx import Store
 from arl_wire.actions import Action, SubmitAction
-from arl_wire.errors import EndpointUnknown, FieldError, GatewayTimeout, TooManyRequests, Unavailable
+from arl_wire.errors import EndpointUnknown, FieldError, GatewayTimeout, TangramError, TooManyRequests, Unavailable
 
 __all__ = ["Through"]
 
 AGAIN_S = 5
 LATE = frozenset({"endpoint_timeout"})
+NOT_SENT = frozenset({"endpoint_throttled", "endpoint_unreachable"})
+"""Reasons of an `infra_error` after which whoever asked may ask again, whatever he asked for."""
+ASK_NO_MORE = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's clients do not send again what is answered with it; they do after any other 5xx."""
 
 
 class Through:
@@ -26,7 +30,7 @@ class Through:
         """The settled action, with what the endpoint answered. Where this is cancelled, so is the action.
 
         Raises `GatewayTimeout` and `Unavailable` where there is no answer, and what admission refuses with; also an
-        endpoint that no broker has yet: who submits an action may want to wait for one, and who calls an API does not.
+        endpoint that no living broker has: who submits an action may want to wait for one, who calls an API does not.
         """
         await self._must_be_there(action.endpoint or "")
         settling = asyncio.ensure_future(self._held.settled(self._actions.admit(action, caller, trace=trace), caller))
@@ -34,8 +38,8 @@ class Through:
         try:
             await asyncio.wait((settling, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not settling.done():
-                raise Unavailable("this gateway is about to end; send it again", retry_after_s=1)
-            return _with_answer(settling.result())
+                raise _without_answer(action, "this gateway is about to end, and whether it was sent is not known")
+            return _with_answer(settling.result(), action)
         except TooManyRequests as error:
             # A 429 is the endpoint's here: its clients have rules of their own for that.
             raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
@@ -47,7 +51,7 @@ class Through:
         async with self._store.read() as tx:
             is_there = await is_there_an_endpoint(tx, endpoint)
         if not is_there:
-            message = f"no broker has {endpoint!r}; TANGRAM_ENDPOINTS names them"
+            message = f"no broker that lives has {endpoint!r}; TANGRAM_ENDPOINTS names them"
             raise EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
 
     def stop(self) -> None:
@@ -60,10 +64,22 @@ class Through:
         await self._held.drain()
 
 
-def _with_answer(action: Action) -> Action:
-    if action.result is not None and action.result.response is not None:
-        return action
-    why = f"{action.reason or action.outcome}: {action.message or 'no answer'}"
-    if action.outcome is Outcome.DEADLINE_IN_QUEUE or action.reason in LATE:
+def _with_answer(settled: Action, action: SubmitAction) -> Action:
+    if settled.result is not None and settled.result.response is not None:
+        return settled
+    why = f"{settled.reason or settled.outcome}: {settled.message or 'no answer'}"
+    if settled.outcome is Outcome.DEADLINE_IN_QUEUE:
         raise GatewayTimeout(why)
-    raise Unavailable(why, retry_after_s=AGAIN_S)
+    if settled.reason in NOT_SENT:
+        raise Unavailable(why, retry_after_s=AGAIN_S)
+    raise _without_answer(action, why, late=settled.reason in LATE)
+
+
+def _without_answer(action: SubmitAction, why: str, *, late: bool = False) -> TangramError:
+    """Of what may have been carried out: a client is not to repeat what does harm when it is done twice."""
+    error = GatewayTimeout(why) if late else Unavailable(why)
+    if action.request is not None and not (action.request.is_repeatable or action.idempotent):
+        error.headers |= ASK_NO_MORE
+    else:
+        error.retry_after_s = AGAIN_S
+    return error

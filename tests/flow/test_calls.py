@@ -3,63 +3,29 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import asyncpg
-import httpx
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from arl_store.migrate import ensure_api_key
 from arl_tangram import ActionFailed, AsyncTangram, EndpointUnknown, ValidationFailed, call_action
+from support.calling import CALL, SECRET, STRANGER, Site, calling
 from support.conditions import eventually
-from support.endpoint import Asked, External, external
+from support.endpoint import Asked
 from support.postgres import Databases
-from support.system import API_KEY, System, running_system
-
-STRANGER = "tk_" + "s" * 32
-SECRET = "sk-0123456789abcdef"
-CALL = {"task": "search", "kind": "call", "endpoint": "search"}
-
-
-@dataclass(frozen=True)
-class Site:
-    system: System
-    there: External
-    api: httpx.AsyncClient
-
-    async def call(self, request: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        body = {**CALL, "request": request or {"method": "GET"}, **fields}
-        answer = await self.api.post("/v1/actions", params={"wait": 30}, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+from support.system import API_KEY
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def site(databases: Databases) -> AsyncIterator[Site]:
-    owner_url = await databases.clone()
-    await ensure_api_key(owner_url, "strangers", STRANGER)
-    async with external() as there:
-        endpoints = {
-            "search": {"url": f"{there.url}/v1/", "key": SECRET, "concurrency": 8, "query": {"cx": "engine-7"}},
-            "slow": {"url": there.url, "concurrency": 64, "per_s": 20, "burst": 5, "idempotent": True},
-            "many": {"url": there.url, "concurrency": 8},
-            "away": {"url": "http://127.0.0.1:9", "tries": 2},
-        }
-        overrides = {"api": {"TANGRAM_ENDPOINTS": json.dumps(endpoints)}}
-        async with running_system(owner_url, overrides=overrides) as system, system.client() as api:
-            await system.start("api")
-            yield Site(system, there, api)
-    await databases.drop(owner_url)
+    async with calling(databases) as site:
+        yield site
 
 
 @pytest.fixture(autouse=True)
 def _anew(site: Site) -> None:
-    site.there.asked.clear()
-    site.there.answers()
-    site.there.most = 0
+    site.begin()
 
 
 async def test_a_call_is_sent_with_the_endpoints_key_and_its_answer_is_the_actions_result(site: Site) -> None:
@@ -273,57 +239,30 @@ async def test_a_client_calls_by_one_line_and_hears_what_went_wrong(site: Site) 
         assert [each.name for each in await tangram.endpoints()] == ["away", "many", "search", "slow"]
 
 
-async def test_a_client_of_the_api_itself_needs_another_address_and_key_alone(site: Site) -> None:
-    async def chat(asked: Asked) -> web.StreamResponse:
-        said = json.loads(asked.body)
-        return web.json_response({"said": said["messages"], "tool": asked.headers.get("X-Tool")}, status=200)
-
-    site.there.answer = chat
-    address = f"{site.system.url}/t/deep-search/endpoints/many/v1/chat%2Fx"
-    headers = {"x-api-key": API_KEY, "tangram-trajectory": "r7", "x-tool": "t", "cookie": "a=b"}
-    async with httpx.AsyncClient(headers=headers) as client:
-        answer = await client.post(address, json={"messages": ["é"]}, params={"task": "theirs", "stream": "1"})
-    assert (answer.status_code, answer.json()) == (200, {"said": ["é"], "tool": "t"})
-    [asked] = site.there.asked
-    assert asked.url == "/v1/chat%2Fx?task=theirs&stream=1"
-    assert not [name for name in ("Cookie", "tangram-trajectory", "x-api-key") if name in asked.headers]
-    action = (await site.api.get(f"/v1/actions/{answer.headers['tangram-action']}")).json()
-    assert (action["task"], action["trajectory"], action["kind"]) == ("deep-search", "r7", "call")
+async def test_a_method_that_the_endpoint_does_not_take_is_never_sent_whenever_that_is_asked_for(site: Site) -> None:
+    site.system.kill("api")
+    connection = await asyncpg.connect(site.system.owner_url)
+    try:  # as if no broker had ever been there
+        await connection.execute("delete from node_beats where node_id in (select id from nodes where kind = 'api')")
+    finally:
+        await connection.close()
+    async with AsyncTangram(site.system.url, API_KEY) as tangram:
+        await eventually(lambda: _is_taken(tangram))
+        [id] = await tangram.submit_many([call_action("search", "all", method="DELETE")])
+        await site.system.start("api")
+        [action] = await tangram.wait([id], timeout_s=30)
+    assert (action.outcome, action.message) == ("user_error", "search takes GET, HEAD, POST, and no DELETE")
+    assert site.there.asked == []
 
 
-async def test_what_goes_through_is_answered_as_the_endpoint_answered(site: Site) -> None:
-    site.there.answers(*[429] * 4, Retry_After="0.01")
-    answer = await site.api.get("/endpoints/search/x")
-    assert (answer.status_code, answer.headers["tangram-outcome"]) == (429, "infra_error; endpoint_throttled")
-    site.there.answers(404)
-    answer = await site.api.get("/endpoints/many/x")
-    assert (answer.status_code, answer.json()) == (404, {"status": 404})
-    answer = await site.api.get("/endpoints/away/x")
-    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-    assert "endpoint_unreachable" in answer.json()["detail"]
-    for path, content, code in (("nothing/x", b"", "endpoint_unknown"), ("many/a/%2e%2e/b", b"", "validation_failed")):
-        answer = await site.api.post(f"/endpoints/{path}", content=content)
-        assert (answer.status_code, answer.json()["code"]) == (422, code)
-    answer = await site.api.post("/endpoints/many/x", content=b"\xff")
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body")
-
-
-async def test_who_hangs_up_on_what_goes_through_ends_it(site: Site) -> None:
-    async def never(_: Asked) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    site.there.answer = never
-    asking = asyncio.create_task(site.api.get("/endpoints/many/x", headers={"tangram-task": "hung-up"}))
-    await eventually(lambda: site.there.in_flight == 1)
-    asking.cancel()
-    await eventually(lambda: site.there.in_flight == 0)
-
-    async def is_cancelled() -> bool:
-        listed = (await site.api.get("/v1/actions", params={"task": "hung-up"})).json()["items"]
-        return [each.get("outcome") for each in listed] == ["cancelled"]
-
-    await eventually(is_cancelled)
+async def _is_taken(tangram: AsyncTangram) -> bool:
+    """Admission has forgotten what there was."""
+    try:
+        action = await tangram.submit(call_action("nothing"))
+    except EndpointUnknown:
+        return False
+    await tangram.cancel(action.id)
+    return True
 
 
 async def test_calls_of_a_broker_that_died_are_carried_out_by_the_next(site: Site) -> None:

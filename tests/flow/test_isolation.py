@@ -27,7 +27,13 @@ LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
 METHODS = ("get", "post", "put", "patch", "delete")
 OF_THE_INSTALLATION = {
     *("/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/services", "/v1/services/{name}"),
-    *("/v1/services/{name}/{verb}", "/v1/endpoints", "/v1/endpoints/{name}", "/endpoints/{endpoint}/{path}"),
+    *(
+        "/v1/services/{name}/{verb}",
+        "/v1/endpoints",
+        "/v1/endpoints/{name}",
+        "/endpoints/{endpoint}/{path}",
+        "/endpoints/{endpoint}",
+    ),
     *("/v1/admin/projects", "/v1/admin/projects/{name}"),
 }
 """What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`."""

@@ -19,7 +19,16 @@ from support.rows import Rows, store_of
 __all__ = ["CALL", "Broker", "brokering"]
 
 CALL = {"calls:e": 1}
-REQUEST = {"endpoint": "e", "method": "GET", "path": "", "query": {}, "headers": {}, "body": "", "idempotent": False}
+REQUEST = {
+    "endpoint": "e",
+    "method": "GET",
+    "path": "",
+    "query": {},
+    "raw_query": "",
+    "headers": {},
+    "body": "",
+    "idempotent": False,
+}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,21 @@ def test_a_path_below_the_address_is_one(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("..", "a/../b", "a/%2e%2e/b", "a/%252e%252E/b", "./a", "%2e/a", "..%2fadmin", "a%5c..%5cb", "a\\b", "a?b=c"),
+        *(
+            "..",
+            "a/../b",
+            "a/%2e%2e/b",
+            "a/%252e%252E/b",
+            "./a",
+            "%2e/a",
+            "..%2fadmin",
+            "..;/admin",
+            "..;x=y/a",
+            "%c0%ae%c0%ae/a",
+            "a%5c..%5cb",
+            "a\\b",
+            "a?b=c",
+        ),
         *("a#b", "a b", "a\r\nX: y", "a%0d%0aX", "\x00", "é"),
     ],
 )
@@ -47,10 +61,20 @@ def test_no_accepted_path_has_a_segment_that_goes_up_however_often_it_is_decoded
         accepted = unquote(accepted)
 
 
-@pytest.mark.parametrize("name", ["Authorization", "cookie", "X-API-Key", "Host", "Content-Length", "a b", "", "é"])
+SECRET_NAMES = (
+    *("Authorization", "Proxy-Authorization", "cookie", "X-API-Key", "x-goog-api-key", "X-Subscription-Token"),
+    *("Ocp-Apim-Subscription-Key", "x-rapidapi-key", "private-token", "x-auth-token", "apikey"),
+)
+
+
+@pytest.mark.parametrize("name", [*SECRET_NAMES, "Host", "Content-Length", "a b", "", "é"])
 def test_headers_that_are_secret_or_the_senders_are_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="headers"):
         CallRequest(headers={name: "x"})
+
+
+def test_a_key_that_makes_a_request_idempotent_is_no_secret() -> None:
+    assert CallRequest(headers={"Idempotency-Key": "k", "x-keys": "2"}).headers["Idempotency-Key"] == "k"
 
 
 @pytest.mark.parametrize("value", ["a\r\nb", "a\x00", "é"])
@@ -59,13 +83,21 @@ def test_headers_end_with_their_line(value: str) -> None:
         CallRequest(headers={"x-a": value})
 
 
-def test_a_body_is_json_or_text_and_no_get_has_one() -> None:
+def test_a_body_is_json_or_text_or_bytes() -> None:
     assert (CallRequest(json_body={"a": "é"}).content, CallRequest(json_body=[]).content) == (
-        b'{"a": "\\u00e9"}',
+        '{"a": "é"}'.encode(),
         b"[]",
     )
     assert (CallRequest(body="é").content, CallRequest().content) == ("é".encode(), b"")
-    for wrong in ({"json_body": 1, "body": "x"}, {"method": "GET", "body": "x"}, {"body": "\ud800"}):
+    assert CallRequest.model_validate({"base64": "/wA=", "method": "GET"}).content == b"\xff\x00"
+    for wrong in (
+        {"json_body": 1, "body": "x"},
+        {"base64": "eA==", "body": "x"},
+        {"base64": "x"},
+        {"method": "HEAD", "body": "x"},
+        {"body": "\ud800"},
+        {"json_body": {"q": "\ud800"}},
+    ):
         with pytest.raises(ValidationError):
             CallRequest.model_validate(wrong)
     deep: Any = 1
@@ -74,6 +106,18 @@ def test_a_body_is_json_or_text_and_no_get_has_one() -> None:
     for unwritable in (deep, float("nan")):
         with pytest.raises(ValidationError, match=r"json_body|JSON"):
             CallRequest(json_body=unwritable)
+
+
+def test_a_query_is_said_by_names_or_as_it_is() -> None:
+    assert CallRequest(raw_query="flag&a=%20b&c=+d&a").raw_query == "flag&a=%20b&c=+d&a"
+    for wrong in (
+        {"raw_query": "a=b c"},
+        {"raw_query": "a#b"},
+        {"raw_query": "é"},
+        {"raw_query": "a", "query": {"b": "c"}},
+    ):
+        with pytest.raises(ValidationError):
+            CallRequest.model_validate(wrong)
 
 
 @pytest.mark.parametrize(

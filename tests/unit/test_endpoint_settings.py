@@ -25,7 +25,8 @@ def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
         settings(key_file=str(file))
     assert key is not None
     assert key.get_secret_value() == "sk-secret-0123"
-    read = settings(key="sk-secret-0123", headers={"X-Key": "sk-secret-0123"}, query={"k": "sk-secret-0123"})
+    secret = "sk-secret-0123"
+    read = settings(key=secret, secret_headers={"X-Key": secret}, secret_query={"k": secret})
     assert "sk-secret" not in repr(read) + read.model_dump_json()
 
 
@@ -46,8 +47,12 @@ def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
         ({"key": "a b\nc"}, "printable"),
         ({"key": "x", "key_file": "/k"}, "one of key and key_file"),
         ({"key_file": "/nonexistent"}, "key_file /nonexistent: FileNotFoundError: it can't be read"),
-        ({"key": "x", "headers": {"authorization": "y"}}, "headers have already"),
+        ({"key": "x", "headers": {"authorization": "y"}}, "authorization: given twice"),
+        ({"headers": {"X-A": "a"}, "secret_headers": {"x-a": "b"}}, "x-a: given twice"),
+        ({"query": {"a": "a"}, "secret_query": {"a": "b"}}, "a: given twice"),
         ({"headers": {"X-A": "a\r\nb"}}, "X-A has to be printable"),
+        ({"secret_query": {"k": "é"}}, "k has to be printable"),
+        ({"headers": {"Content-Length": "3"}}, "Content-Length: made by whoever sends"),
         ({"burst": 3}, "give per_s too"),
         ({"per_s": 0}, "per_s"),
         ({"concurrency": 0}, "concurrency"),

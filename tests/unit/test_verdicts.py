@@ -17,6 +17,7 @@ NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
         *[(status, Verdict.REFUSED) for status in (401, 402, 403, 407)],
         *[(status, Verdict.THROTTLED) for status in (429, 503, 529)],
         *[(status, Verdict.UNAVAILABLE) for status in (408, 425, 500, 502, 504, 522, 599)],
+        *[(status, Verdict.BROKE_OFF) for status in (0, 99, 101, 199, 600, 999)],
     ],
 )
 def test_a_status_says_whose_trouble_it_is(status: int, verdict: Verdict) -> None:
@@ -58,6 +59,7 @@ def test_pauses_grow_and_are_never_shorter_than_what_was_asked_for() -> None:
         ("-1", None),
         ("", None),
         ("²", None),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:

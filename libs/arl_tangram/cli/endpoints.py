@@ -1,6 +1,7 @@
 """`call` and `endpoints`: external APIs from a terminal."""
 
 import sys
+from base64 import b64decode
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption
 from arl_tangram.cli.state import DirOption
 from arl_tangram.endpoints import CallOptions, call_action
 from arl_wire.calls import Endpoint, EndpointList, EndpointOnNode
+from arl_wire.streams import OutputStream
 
 __all__ = ["register"]
 
@@ -54,9 +56,7 @@ def call(
     if output is Format.JSON:
         sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
     elif action.result is not None and action.result.response is not None:
-        text = action.result.response.body.text
-        sys.stdout.write(text if text.endswith("\n") or not sys.stdout.isatty() else f"{text}\n")
-        sys.stdout.flush()
+        _put_out(action.result.response.body)
         if action.result.response.body.truncated:
             say(f"the answer was cut: it had {action.result.response.body.total_bytes} bytes")
     if action.outcome is not Outcome.OK:
@@ -78,6 +78,15 @@ def list_endpoints(directory: DirOption, output: FormatOption = Format.TEXT) -> 
         stdout.print(_head(endpoint), markup=False)
         for node in endpoint.nodes:
             stdout.print(_line(node), markup=False)
+
+
+def _put_out(body: OutputStream) -> None:
+    """As it is; at a terminal with what cannot be shown as \\xNN, and a line's end."""
+    if not sys.stdout.isatty():
+        sys.stdout.buffer.write(b64decode(body.base64) if body.base64 is not None else body.text.encode())
+        sys.stdout.buffer.flush()
+        return
+    sys.stdout.write(body.text if body.text.endswith("\n") else f"{body.text}\n")
 
 
 def _head(endpoint: Endpoint) -> str:

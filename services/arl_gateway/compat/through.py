@@ -1,48 +1,59 @@
 """`/endpoints/{name}/…`: the address that a client of an endpoint's API is given."""
 
-from base64 import b64decode
+import re
+from base64 import b64decode, b64encode
 from typing import Any
+from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from arl_gateway.called import NOBODY
+from arl_gateway.compat.asking import ACTION
 from arl_gateway.compat.places import Whose, said_by
 from arl_gateway.routes import ANY, Writer, trace_of
 from arl_gateway.through import Through
 from arl_kit.app import documented, validation_failed
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, Name, SubmitAction
-from arl_wire.calls import OF_THE_CONNECTION, SECRET, EndpointName
-from arl_wire.errors import EndpointUnknown, FieldError, GatewayTimeout, TooLarge, ValidationFailed
+from arl_wire.calls import CREDENTIALS, OF_THE_CONNECTION, CallResponse, EndpointName
+from arl_wire.errors import EndpointUnknown, GatewayTimeout, TooLarge, Unavailable
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["compatibility"])
 
-ACTION = "tangram-action"
 OUTCOME = "tangram-outcome"
-OURS = ("tangram-", "x-forwarded-", "sec-", "trace")
+OURS = ("tangram-", "x-forwarded-", "sec-", "trace", "access-control-")
 """What headers begin with that are not for the endpoint."""
-NOT_FOR_IT = OF_THE_CONNECTION | SECRET | {"user-agent", "forwarded", "via", "origin", "referer"}
-NOT_FOR_THEM = OF_THE_CONNECTION | {"content-encoding", "date", "server"}
-"""Of an answer: it comes from here, and unpacked."""
+NOT_FOR_IT = OF_THE_CONNECTION | {"user-agent", "forwarded", "via", "origin", "referer"}
+SENDABLE = re.compile(r"[\t\x20-\x7e]{0,8192}")
+MOST_HEADERS = 64
+KEYS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-key"})
+"""Parameters by which clients send a key. Theirs is one of ours, or none."""
+FOR_THEM = re.compile(
+    r"content-(type|language|disposition)|cache-control|etag|last-modified|expires|vary|retry-after|link|server-timing"
+    r"|request-id|ratelimit.*|x-.*|openai-.*|anthropic-.*|apim-.*|cf-ray"
+)
+"""Headers of an answer that go on: no other one may tell a client where to send our key, or what to think of us."""
+REDIRECTIONS = frozenset({301, 302, 303, 305, 307, 308})
 
 
 class _AskedOf(Whose):
     task: Name = "call"
     timeout_s: float = Field(default=300, gt=0, le=3600, allow_inf_nan=False)
-    deadline_s: float | None = Field(default=None, gt=0, le=3600, allow_inf_nan=False)
+    deadline_s: float = Field(default=600, gt=0, le=3600, allow_inf_nan=False)
 
 
-async def through(endpoint: EndpointName, path: str, caller: Writer, request: Request) -> Response:
-    """Send a request to an endpoint, and answer what it answers; one try is an action, which ends with the connection.
+async def through(endpoint: EndpointName, caller: Writer, request: Request, path: str = "") -> Response:
+    """Send a request to an endpoint, and answer what it answers; each is an action, which ends with the connection.
 
     The key is one of ours, in `Authorization: Bearer` or `x-api-key`. With `/t/{task}` before it the address says the
     task; in headers `tangram-…`: `task`, `trajectory`, `step`, `timeout_s` and `deadline_s`. An answer comes when it is
-    whole, streams too. 503 and 504 with a problem are ours, all else is the endpoint's, with `tangram-outcome` where
-    it is no `ok`.
+    whole, streams too. What has no header `tangram-action` comes from here and is a problem; all else is the
+    endpoint's, with `tangram-outcome` where it is no `ok`. Its redirections are a 503: nobody is sent elsewhere with a
+    key of ours.
     """
     asked = said_by(request, _AskedOf, in_query=False)
     action = _action(endpoint, await _request(path, request), asked)
@@ -54,29 +65,28 @@ async def through(endpoint: EndpointName, path: str, caller: Writer, request: Re
     return _answer(settled)
 
 
-for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-    router.add_api_route(
-        "/endpoints/{endpoint}/{path:path}",
-        through,
-        methods=[method],
-        operation_id=f"through_{method.lower()}",
-        responses=documented(*ANY, EndpointUnknown, TooLarge, GatewayTimeout),
-    )
+for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
+    for place in ("/endpoints/{endpoint}/{path:path}", "/endpoints/{endpoint}"):
+        router.add_api_route(
+            place,
+            through,
+            methods=[method],
+            operation_id=f"through_{method.lower()}{'' if 'path' in place else '_itself'}",
+            responses=documented(*ANY, EndpointUnknown, TooLarge, GatewayTimeout),
+        )
 
 
 async def _request(path: str, request: Request) -> dict[str, Any]:
-    """The path as it was sent: what is decoded once would be decoded once more."""
+    """Path and query as they were sent: what is decoded once would be decoded once more."""
     before = request.scope.get("root_path", "").count("/") + len(("", "endpoints", "name"))
     raw = "/".join(request.scope["raw_path"].decode("latin-1").split("/")[before:])
-    query: dict[str, list[str]] = {}
-    for name, value in request.query_params.multi_items():
-        query.setdefault(name, []).append(value)
+    headers = {name: value for name, value in request.headers.items() if _is_for_it(name, value)}
     return {
         "method": request.method,
         "path": raw if path else "",
-        "query": query,
-        "headers": {name: value for name, value in request.headers.items() if _is_for_it(name)},
-        "body": _text(await request.body()) or None,
+        "raw_query": "&".join(part for part in request.url.query.split("&") if _is_no_key(part)),
+        "headers": dict(list(headers.items())[:MOST_HEADERS]),
+        **_body(await request.body()),
     }
 
 
@@ -89,29 +99,43 @@ def _action(endpoint: str, request: dict[str, Any], asked: _AskedOf) -> SubmitAc
         raise validation_failed(wrong) from None
 
 
-def _text(content: bytes) -> str:
+def _body(content: bytes) -> dict[str, str]:
+    if not content:
+        return {}
     try:
-        return content.decode()
+        return {"body": content.decode()}
     except UnicodeDecodeError:
-        message = "is not UTF-8; only text goes through"
-        raise ValidationFailed(f"body: {message}", errors=[FieldError(field="body", message=message)]) from None
+        return {"base64": b64encode(content).decode()}
 
 
-def _is_for_it(name: str) -> bool:
-    return name not in NOT_FOR_IT and not name.startswith(OURS)
+def _is_for_it(name: str, value: str) -> bool:
+    ours = name in NOT_FOR_IT or name.startswith(OURS) or CREDENTIALS.search(name)
+    return not ours and SENDABLE.fullmatch(value) is not None
+
+
+def _is_no_key(part: str) -> bool:
+    return unquote_plus(part.partition("=")[0]).lower() not in KEYS
 
 
 def _answer(action: Action) -> Response:
     response = action.result.response if action.result is not None else None
     if response is None:
         raise LookupError(f"{action.id} has no answer")
-    body = response.body
-    content = b64decode(body.base64) if body.base64 is not None else body.text.encode()
-    if body.truncated:
-        message = f"the endpoint's answer has {body.total_bytes} bytes, of which {len(content)} are kept"
-        raise TooLarge(message)
-    headers = {name: value for name, value in response.headers.items() if name not in NOT_FOR_THEM}
+    if response.status in REDIRECTIONS:
+        said = f"the endpoint answered {response.status} and another address; only its operator can change that"
+        raise Unavailable(said)
+    headers = {name: value for name, value in response.headers.items() if FOR_THEM.fullmatch(name)}
     headers[ACTION] = str(action.id)
     if action.outcome is not None and action.outcome != "ok":
         headers[OUTCOME] = f"{action.outcome}; {action.reason}" if action.reason else str(action.outcome)
-    return Response(content, status_code=response.status, headers=headers)
+    return Response(_content(response), status_code=response.status, headers=headers)
+
+
+def _content(response: CallResponse) -> bytes:
+    """Raises `TooLarge` where not all of it was kept."""
+    body = response.body
+    content = b64decode(body.base64) if body.base64 is not None else body.text.encode()
+    if body.truncated:
+        kept = f"the endpoint's answer has {body.total_bytes} bytes, of which {len(content)} are kept"
+        raise TooLarge(f"{kept}; its operator may keep more by `keep_kib`")
+    return content

@@ -1,0 +1,139 @@
+"""Clients of an external API that have another address and key, and are otherwise as they were."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from support.calling import Site, calling
+from support.conditions import eventually
+from support.endpoint import Asked
+from support.postgres import Databases
+from support.system import API_KEY
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site(databases: Databases) -> AsyncIterator[Site]:
+    async with calling(databases) as site:
+        yield site
+
+
+@pytest.fixture(autouse=True)
+def _anew(site: Site) -> None:
+    site.begin()
+
+
+async def test_a_client_of_the_api_itself_needs_another_address_and_key_alone(site: Site) -> None:
+    async def chat(asked: Asked) -> web.StreamResponse:
+        said = json.loads(asked.body)
+        return web.json_response({"said": said["messages"], "tool": asked.headers.get("X-Tool")}, status=200)
+
+    site.there.answer = chat
+    address = f"{site.system.url}/t/deep-search/endpoints/many/v1/chat%2Fx"
+    headers = {"x-api-key": API_KEY, "tangram-trajectory": "r7", "x-tool": "t", "cookie": "a=b"}
+    async with httpx.AsyncClient(headers=headers) as client:
+        answer = await client.post(address, json={"messages": ["é"]}, params={"task": "theirs", "stream": "1"})
+    assert (answer.status_code, answer.json()) == (200, {"said": ["é"], "tool": "t"})
+    [asked] = site.there.asked
+    assert asked.url == "/v1/chat%2Fx?task=theirs&stream=1"
+    assert not [name for name in ("Cookie", "tangram-trajectory", "x-api-key") if name in asked.headers]
+    action = (await site.api.get(f"/v1/actions/{answer.headers['tangram-action']}")).json()
+    assert (action["task"], action["trajectory"], action["kind"]) == ("deep-search", "r7", "call")
+
+
+async def test_what_goes_through_is_answered_as_the_endpoint_answered(site: Site) -> None:
+    site.there.answers(*[429] * 4, Retry_After="0.01")
+    answer = await site.api.get("/endpoints/search/x")
+    assert (answer.status_code, answer.headers["tangram-outcome"]) == (429, "infra_error; endpoint_throttled")
+    site.there.answers(404)
+    answer = await site.api.get("/endpoints/many/x")
+    assert (answer.status_code, answer.json()) == (404, {"status": 404})
+    answer = await site.api.get("/endpoints/away/x")
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert "endpoint_unreachable" in answer.json()["detail"]
+    for path, content, code in (("nothing/x", b"", "endpoint_unknown"), ("many/a/%2e%2e/b", b"", "validation_failed")):
+        answer = await site.api.post(f"/endpoints/{path}", content=content)
+        assert (answer.status_code, answer.json()["code"]) == (422, code)
+
+
+async def test_who_hangs_up_on_what_goes_through_ends_it(site: Site) -> None:
+    async def never(_: Asked) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    site.there.answer = never
+    asking = asyncio.create_task(site.api.get("/endpoints/many/x", headers={"tangram-task": "hung-up"}))
+    await eventually(lambda: site.there.in_flight == 1)
+    asking.cancel()
+    await eventually(lambda: site.there.in_flight == 0)
+
+    async def is_cancelled() -> bool:
+        listed = (await site.api.get("/v1/actions", params={"task": "hung-up"})).json()["items"]
+        return [each.get("outcome") for each in listed] == ["cancelled"]
+
+    await eventually(is_cancelled)
+
+
+async def test_what_a_client_sends_arrives_as_it_was(site: Site) -> None:
+    async def echo(asked: Asked) -> web.StreamResponse:
+        return web.Response(body=asked.body, headers={"X-Method": asked.method, "Request-Id": "r1"})
+
+    site.there.answer = echo
+    query = "flag&a=%20b&c=+d&api_key=tk&a"
+    many = {f"x-{number}": "v" for number in range(80)} | {"x-latin": "caf\u00e9".encode("latin-1")}
+    answer = await site.api.request("GET", f"/endpoints/many/_search?{query}", content=b"\xff\x00", headers=many)
+    assert (answer.status_code, answer.content) == (200, b"\xff\x00")
+    assert answer.headers["request-id"] == "r1"
+    assert site.there.asked[-1].url == "/_search?flag&a=%20b&c=+d&a"
+    assert (await site.api.head("/endpoints/many/x")).headers["x-method"] == "HEAD"
+    assert (await site.api.get("/endpoints/many")).headers["x-method"] == "GET"
+    assert site.there.asked[-1].url == "/"
+
+
+async def test_no_answer_sends_a_client_elsewhere_or_speaks_for_us(site: Site) -> None:
+    async def hostile(_: Asked) -> web.StreamResponse:
+        headers = {"Location": "http://evil.example/", "Refresh": "0; url=http://evil.example/"}
+        ours = {"tangram-outcome": "infra_error; x", "tangram-action": "other", "clear-site-data": "*"}
+        return web.Response(status=201, headers={**headers, **ours, "X-Title": "\u65e5"})
+
+    site.there.answer = hostile
+    answer = await site.api.get("/endpoints/many/x")
+    assert answer.status_code == 201
+    assert not {"location", "refresh", "clear-site-data", "tangram-outcome"} & answer.headers.keys()
+    assert answer.headers["tangram-action"] != "other"
+    assert answer.headers["x-title"] == "%E6%97%A5"
+
+    async def away(_: Asked) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": "http://evil.example/"})
+
+    site.there.answer = away
+    answer = await site.api.post("/endpoints/many/x", follow_redirects=True)
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert "another address" in answer.json()["detail"]
+
+
+async def test_who_asked_for_what_may_have_been_carried_out_is_not_told_to_ask_again(site: Site) -> None:
+    async def hangs_up(asked: Asked) -> web.StreamResponse:
+        raise asyncio.CancelledError
+
+    site.there.answer = hangs_up
+    answer = await site.api.post("/endpoints/many/x", content=b"pay")
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
+    assert "retry-after" not in answer.headers
+    answer = await site.api.post("/endpoints/away/x", content=b"pay")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "x-should-retry" not in answer.headers
+
+
+async def test_where_no_broker_lives_nobody_is_kept_waiting(site: Site) -> None:
+    headers = {"tangram-deadline_s": "0.5"}
+    site.system.kill("api")
+    try:
+        answer = await site.api.get("/endpoints/many/x", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (504, "gateway_timeout")
+    finally:
+        await site.system.start("api")

@@ -1,0 +1,97 @@
+"""What becomes of calls in a broker, beside what Postgres has to do with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest_asyncio
+from aiohttp import web
+
+from arl_api.broker import Broker
+from arl_api.call import Call, Report
+from arl_api.metrics import ApiMetrics
+from arl_api.settings import EndpointSettings
+from arl_core.fence import Fence
+from arl_kit.ids import uuid7
+from arl_kit.metrics import Metrics
+from support.conditions import eventually
+from support.endpoint import Asked, External, external
+
+
+@pytest_asyncio.fixture
+async def there() -> AsyncIterator[External]:
+    async with external() as there:
+        yield there
+
+
+class Lease:
+    counts = True
+
+
+@asynccontextmanager
+async def a_broker(
+    there: External, reports: list[Report], lease: Lease | None = None, **settings: Any
+) -> AsyncIterator[Broker]:
+    lease = lease or Lease()
+    endpoints = {"e": EndpointSettings(url=there.url, **settings)}
+    broker = Broker(endpoints, ApiMetrics(Metrics()), report=reports.append, may_send=lambda: lease.counts)
+    try:
+        yield broker
+    finally:
+        await broker.stop(0.0)
+
+
+def a_call(**fields: Any) -> Call:
+    basic = {"fence": Fence(uuid7(), 1), "endpoint": "e", "method": "GET", "path": "", "query": {}, "raw_query": ""}
+    return Call(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 30.0, **fields})
+
+
+async def test_whoever_waits_hears_that_it_is_too_much_before_its_turn(there: External) -> None:
+    there.answers(*[429] * 9, Retry_After="30")
+    async with a_broker(there, [], concurrency=1) as broker:
+        for _ in range(3):
+            broker.add(a_call())
+        lane = broker.lanes["e"]
+        await eventually(lambda: lane.closed_for_s > 0 and lane.in_flight == 0)
+        assert len(there.asked) == 1
+
+
+async def test_without_a_lease_nothing_is_sent_and_with_it_again_all_is(there: External) -> None:
+    reports, lease = list[Report](), Lease()
+    async with a_broker(there, reports, lease) as broker:
+        lease.counts = False
+        broker.add(a_call())
+        for _ in range(20):  # its turn comes at once
+            await asyncio.sleep(0)
+        assert (there.asked, broker.lanes["e"].requests) == ([], 0)
+        lease.counts = True
+        await eventually(lambda: bool(reports))
+    assert ([each.outcome for each in reports], reports[0].tries, len(there.asked)) == (["ok"], 1, 1)
+    assert broker.lanes["e"].requests == 1
+
+
+async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> None:
+    async def never(_: Asked) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    there.answer = never
+    reports: list[Report] = []
+    async with a_broker(there, reports) as broker:
+        broker.add(a_call(timeout_s=0.1))
+        await eventually(lambda: bool(reports))
+        assert (reports[0].outcome, reports[0].reason) == ("infra_error", "endpoint_timeout")
+        assert broker.lanes["e"].health == "endpoint_timeout: no answer within 0.1 s"
+
+
+async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
+    there.answers(429, Retry_After="30")
+    reports: list[Report] = []
+    async with a_broker(there, reports, tries=1) as broker:
+        broker.add(a_call())
+        await eventually(lambda: len(reports) == 1)
+        broker.add(a_call(timeout_s=0.1))
+        await eventually(lambda: len(reports) == 2)
+    assert [(each.reason, each.tries) for each in reports] == [("endpoint_throttled", 1), ("endpoint_throttled", 0)]
+    assert "its turn did not come within 0.1 s" in str(reports[1].message)

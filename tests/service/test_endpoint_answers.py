@@ -1,0 +1,182 @@
+"""What endpoints answer that no well-behaved one would, byte by byte, and what a call makes of it."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from arl_api.call import Call
+from arl_api.sender import Heard, Sender
+from arl_api.settings import EndpointSettings
+from arl_api.verdicts import Verdict
+from arl_core.fence import Fence
+from arl_kit.ids import uuid7
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+TEXT = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"
+PACKED = gzip.compress(b"found " * 100)
+KEY = "sk-0123456789abcdef"
+
+
+def a_call(**fields: Any) -> Call:
+    basic = {"fence": Fence(uuid7(), 1), "endpoint": "e", "method": "GET", "path": "", "query": {}, "raw_query": ""}
+    return Call(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 5.0, **fields})
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[str]:
+    """The address of a socket of its own."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def serving(serve: Serve, **settings: Any) -> AsyncIterator[Sender]:
+    async with listening(serve) as url:
+        sender = Sender(EndpointSettings(url=url, **settings))
+        try:
+            yield sender
+        finally:
+            await sender.close()
+
+
+async def heard(answer: bytes, *, call: Call | None = None, **settings: Any) -> Heard:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+
+    async with serving(serve, **settings) as sender, asyncio.timeout(5):
+        return await sender.send(call or a_call())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 999 Denied\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 20\r\n\r\n" + PACKED[:20],
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nplain",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 5\r\n\r\nplain",
+    ],
+)
+async def test_what_is_no_whole_answer_is_none(answer: bytes) -> None:
+    found = await heard(answer)
+    assert (found.verdict, found.answer) == (Verdict.BROKE_OFF, None)
+
+
+async def test_what_is_packed_unasked_is_unpacked() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED)
+    found = await heard(head + PACKED)
+    assert found.answer is not None
+    assert (found.answer.body, found.answer.headers) == (b"found " * 100, {})
+
+
+async def test_few_bytes_that_are_packed_gigabytes_are_cut() -> None:
+    bomb = gzip.compress(b"\0" * (64 << 20))
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    found = await heard(head + bomb)
+    assert found.answer is not None
+    assert len(found.answer.body) == 1 << 20
+    assert 16 << 20 <= found.answer.total_bytes < 17 << 20
+
+
+async def test_headers_are_ascii_and_those_of_one_name_together() -> None:
+    odd = "X-Title: 日本\r\nLink: <a>\r\nLink: <b>\r\nX-Bell: a\x07b\r\nSet-Cookie: s=1\r\n".encode()
+    found = await heard(TEXT + odd + b"\r\nfound")
+    if found.answer is None:  # a parser may take a bell for the end of it
+        found = await heard(TEXT + odd.replace(b"\x07", b"") + b"\r\nfound")
+    assert found.answer is not None
+    assert found.answer.headers["x-title"] == "%E6%97%A5%E6%9C%AC"
+    assert found.answer.headers["link"] == "<a>, <b>"
+    assert "set-cookie" not in found.answer.headers
+    assert all(" " <= each <= "~" for value in found.answer.headers.values() for each in value)
+
+
+async def test_no_date_of_retry_after_spoils_an_answer() -> None:
+    odd = b"Retry-After: Mon, 01 Jan 99999999999999999999 00:00:00 GMT\r\n"
+    assert (await heard(TEXT + odd + b"\r\nfound")).verdict is Verdict.ANSWERED
+
+
+async def test_an_answer_that_repeats_the_key_is_whole_and_one_that_is_cut_in_it_has_none_of_it() -> None:
+    said = f"you are {KEY}".encode()
+    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(said) + said, key=KEY)
+    assert found.answer is not None
+    assert (found.answer.body, found.answer.total_bytes) == (b"you are [hidden]", len(b"you are [hidden]"))
+    long = KEY.encode() * 40 + b"." * ((1 << 10) - 40 * len(KEY) - 10) + KEY.encode()
+    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, key=KEY, keep_kib=1)
+    assert found.answer is not None
+    assert found.answer.body.endswith(b"...")
+    assert found.answer.total_bytes == len(long)
+
+
+async def test_what_is_not_secret_stays_as_it_was() -> None:
+    said = b'{"api":"2024-06-01","agent":"acme research agent"}'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said) + said
+    own = {"User-Agent": "acme research agent", "Accept": "application/json"}
+    found = await heard(answer, key=KEY, headers=own, query={"api-version": "2024-06-01"})
+    assert found.answer is not None
+    assert (found.answer.body, found.answer.headers["content-type"]) == (said, "application/json")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+async def test_nothing_is_sent_again_that_nobody_counts(method: str) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Its first answer keeps the connection, on which the next request is hung up."""
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(TEXT + b"\r\nfound")
+        await writer.drain()
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+
+    async with serving(serve) as sender:
+        first, second = [await sender.send(a_call(method=method)) for _ in range(2)]
+    assert (first.verdict, second.verdict, len(asked)) == (Verdict.ANSWERED, Verdict.BROKE_OFF, 2)
+
+
+async def test_why_there_is_no_connection_is_said_without_the_address() -> None:
+    sender = Sender(EndpointSettings(url="http://127.0.0.1:9"))
+    found = await sender.send(a_call())
+    await sender.close()
+    assert (found.verdict, found.said) == (Verdict.UNREACHED, "no connection: connection refused")
+
+
+async def test_nobodys_netrc_is_read_and_proxies_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("default login somebody password else")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(TEXT + b"\r\nfound")
+        await writer.drain()
+
+    async with listening(serve) as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        sender = Sender(EndpointSettings(url="http://search.example"))
+        found = await sender.send(a_call(path="find"))
+        await sender.close()
+    assert found.verdict is Verdict.ANSWERED
+    assert asked[0].startswith(b"GET http://search.example/find HTTP/1.1")
+    assert b"authorization" not in asked[0].lower()
