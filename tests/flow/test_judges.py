@@ -19,7 +19,6 @@ from support.engine import RunningEngine, running_engine, verdict_of
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
-OPENAI = ("openai==3.54.0", "jiter==0.19.0", "sniffio==1.3.1")
 OPENAI_CHAT = Path(__file__).parents[1] / "contract" / "clients" / "openai_chat.py"
 DEVICE_MIB = 100
 """MiniLM's 87 MiB, or the engine's 60."""
@@ -215,17 +214,6 @@ class TestTrouble:
         action = (await api.post("/v1/actions", json=body, params={"wait": 30})).json()
         assert action["outcome"] == "ok"
         await until(api, state="host")
-
-
-@pytest.fixture(scope="module")
-def openai(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without what is installed anyway."""
-    directory = tmp_path_factory.mktemp("openai")
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", directory)
-    found = subprocess.run((*pip, *OPENAI), capture_output=True, text=True, check=False, timeout=120)
-    if found.returncode != 0:
-        pytest.skip(f"OpenAI's client could not be installed: {found.stderr[-300:]}")
-    return directory
 
 
 @pytest.mark.slow

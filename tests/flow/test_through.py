@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from support.calling import Site, calling
+from support.calling import SECRET, Site, calling
 from support.conditions import eventually
 from support.endpoint import Asked
 from support.postgres import Databases
@@ -137,3 +139,38 @@ async def test_where_no_broker_lives_nobody_is_kept_waiting(site: Site) -> None:
         assert (answer.status_code, answer.json()["code"]) == (504, "gateway_timeout")
     finally:
         await site.system.start("api")
+
+
+async def chat(asked: Asked) -> web.StreamResponse:
+    """As a provider of models answers."""
+    wanted = json.loads(asked.body)
+    if wanted["model"] == "unknown":
+        return web.json_response({"error": {"message": "no such model", "type": "invalid"}}, status=404)
+    if wanted["model"] == "lost":
+        raise asyncio.CancelledError
+    whole = {"id": "c", "created": 1, "model": "m"}
+    if not wanted.get("stream"):
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "found"}}
+        return web.json_response({**whole, "object": "chat.completion", "choices": [choice]})
+    parts = [{"index": 0, "finish_reason": None, "delta": {"content": each}} for each in ("fo", "und")]
+    chunks = [json.dumps({**whole, "object": "chat.completion.chunk", "choices": [part]}) for part in parts]
+    text = "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"])
+    return web.Response(text=text, content_type="text/event-stream")
+
+
+@pytest.mark.slow
+async def test_the_client_of_openai_chats_streams_and_hears_errors_as_ever(site: Site, openai: Path) -> None:
+    """What may have been carried out it does not ask for again, whatever its own rule is."""
+    site.there.answer = chat
+    address = f"{site.system.url}/t/deep-search/endpoints/search"
+    script = Path(__file__).parents[1] / "contract" / "clients" / "openai_through.py"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script), str(openai), address, API_KEY), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    expected = {"answer": "found", "streamed": "found", "lost": 503}
+    found = json.loads(said)
+    assert "no such model" in found.pop("refused")
+    assert found == expected
+    assert {each.headers["Authorization"] for each in site.there.asked} == {f"Bearer {SECRET}"}
+    assert len(site.there.asked) == 4
