@@ -81,6 +81,19 @@ def test_exec_measures_execs_beside_plain_processes_and_loses_none() -> None:
     assert figures["lost_at_1000"] == figures["left_after_destroy"] == 0
 
 
+def test_calls_measures_a_quota_that_all_share_beside_jobs_that_mind_their_own_and_loses_no_call() -> None:
+    document = bench("calls", "--short")
+    figures, samples = document["figures"], document["samples"]
+    ways = ("broker", "through", "backoff", "split")
+    times = ("act_mean_s", "act_p50_s", "act_p99_s", "makespan_s", "slowdown_mean", "client_cpu_ms_call")
+    assert all(figures[f"{name}_{way}"] > 0 for name in times for way in ways)
+    assert all(0 < figures[f"quota_used_{way}"] <= 1 for way in ways)
+    assert all(figures[f"cpu_ms_call_{way}"] > 0 and figures[f"failed_{way}"] == 0 for way in ("broker", "through"))
+    assert all(figures[f"most_in_flight_{way}"] <= document["load"]["concurrency"] for way in ways)
+    for way in ways:
+        assert sum(samples[way][0]["requests_in_second"]) == figures[f"requests_{way}"] >= figures["calls"]
+
+
 def test_reward_measures_scores_beside_their_forward_and_beside_a_server_of_others_and_finds_them_right() -> None:
     sizes = ("--repeats", "1", "--seconds", "1", "--clients", "8", "--items", "4")
     document = bench("reward", *sizes, "--peer", "openrlhf")

@@ -122,6 +122,28 @@ def tracing(
 
 
 @group.command()
+def calls(
+    as_json: JsonOption = False,
+    short: Annotated[bool, typer.Option("--short", help="Two phases of fewer calls, once.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each policy has its turn.")] = 3,
+    retry_after: Annotated[bool, typer.Option(help="A 429 says when to come again.")] = True,
+) -> None:
+    """An external API's quota shared by one broker for all jobs, beside each job minding its own."""
+    from arl_tangram.bench import calls as calls_  # aiohttp comes with it
+
+    sizes = calls_.Sizes.short() if short else calls_.Sizes(repeats=repeats)
+    if not retry_after:
+        sizes = replace(sizes, retry_after_s=None)
+    try:
+        figures, samples = calls_.run_calls(sizes, say)
+    except TangramError as error:
+        fail(str(error))
+    report("calls", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
+    if any(figures[f"failed_{way}"] for way in calls_.OURS):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
 def overhead(
     as_json: JsonOption = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
