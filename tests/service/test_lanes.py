@@ -6,6 +6,7 @@ from typing import Any
 from arl_api.lane import Lane
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import Verdict
+from arl_core.rate import Rate, TokenBucket
 from support.conditions import eventually
 
 
@@ -108,3 +109,31 @@ async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
     for at, moment in enumerate(moments):
         assert at + 1 <= 2 + 100 * (moment - begun) + 1e-6
     assert len(moments) == 20
+
+
+async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> None:
+    """The endpoint's bucket is full until then."""
+    lane = a_lane(concurrency=64, per_s=50, burst=4)
+    there, loop = TokenBucket(Rate(50, 4), now=0.0), asyncio.get_running_loop()
+    early: list[float] = []
+
+    async def request(late_s: float) -> None:
+        async with lane.turn(again=False):
+            await asyncio.sleep(late_s)
+            arrived = loop.time()
+            if there.free(arrived) < 1:
+                early.append(arrived)
+            there.take(1, now=arrived)
+
+    await asyncio.gather(request(0.03), *(request(0.0) for _ in range(20)))
+    assert early == []
+
+
+async def test_too_much_when_tokens_are_used_up_halves_nothing_unless_it_is_so_again() -> None:
+    lane = a_lane(concurrency=8, per_s=1, burst=1)
+    async with lane.turn(again=False):
+        sent = asyncio.get_running_loop().time()
+        lane.learn(Verdict.THROTTLED, "429", sent=sent, asked_for_s=None)
+        assert (lane.window.size, lane.throttled) == (8, 1)
+        lane.learn(Verdict.THROTTLED, "429", sent=sent + 1, asked_for_s=None)
+        assert (lane.window.size, lane.throttled) == (4, 2)
