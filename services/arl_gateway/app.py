@@ -1,6 +1,6 @@
 """The gateway: the public API, and the only service that clients see."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -21,6 +21,7 @@ from arl_gateway.environment_routes import router as environment_router
 from arl_gateway.environments import Environments
 from arl_gateway.explain_routes import router as explain_router
 from arl_gateway.explanations import Explanations
+from arl_gateway.held_commands import HeldCommands
 from arl_gateway.keys import KeyAdmin
 from arl_gateway.live import ASK_S, Live
 from arl_gateway.live_routes import router as live_router
@@ -95,11 +96,12 @@ def build(settings: GatewaySettings) -> FastAPI:
     failpoints = Failpoints(settings.failpoints)
     actions = Actions(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
     scores = Scores(actions, flights=settings.score_flights, max_waiting=settings.max_scores_waiting)
-    code_runs, through = CodeRuns(actions), Through(store, actions)
+    code_runs, through, commands = CodeRuns(actions), Through(store, actions), HeldCommands(actions)
     environments = Environments(store, actions)
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)
     _show(metrics, waiters, scores, code_runs, places)
+    metrics.gauge_of("waiting_commands", "Calls of SWE-ReX's that have no answer yet", lambda: commands.waiting)
     archives = Archives(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
 
     @asynccontextmanager
@@ -113,14 +115,14 @@ def build(settings: GatewaySettings) -> FastAPI:
         app.state.archives = archives
         app.state.snapshots = Snapshots(store, archives, peers, admission_url=settings.admission_url)
         app.state.rewards = Rewards(store, peers, admission_url=settings.admission_url)
-        app.state.endpoints, app.state.through = Endpoints(store), through
+        app.state.endpoints, app.state.through, app.state.held_commands = Endpoints(store), through, commands
         app.state.offered, app.state.scores, app.state.code_runs = Offered(store), scores, code_runs
         app.state.limiter = RateLimiter(quota=settings.rate_limit, window_s=settings.rate_limit_window_s)
         for each in (peers, nodes, listener):
             await each.start()
         waiters.start()
         yield
-        for held in (scores, code_runs, through, actions):
+        for held in (scores, code_runs, through, commands, actions):
             await held.drain()
         for running in (waiters, listener, nodes, peers):
             await running.stop()
@@ -140,7 +142,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         public=True,
         may_scrape=[may_administer],
     )
-    app.state.drain = partial(_drain, waiters, live, code_runs, through)
+    app.state.drain = partial(_drain, waiters, live, [code_runs, through, commands])
     _serve(app)
     return app
 
@@ -170,8 +172,8 @@ def _administer(app: FastAPI, store: Store, peers: Peers, settings: GatewaySetti
     app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 
 
-def _drain(waiters: Waiters, live: Live, code_runs: CodeRuns, through: Through) -> None:
-    code_runs.stop()
-    through.stop()
+def _drain(waiters: Waiters, live: Live, holding: Sequence[CodeRuns | Through | HeldCommands]) -> None:
+    for each in holding:
+        each.stop()
     waiters.drain()
     live.drain()

@@ -34,8 +34,10 @@ TAGS = [
     {"name": "endpoints", "description": "External APIs that actions of kind `call` are answered by, and their quotas"},
     {
         "name": "compatibility",
-        "description": "Protocols that trainers speak already, for rewards and programs; each also below `/t/{task}`, "
-        "`/services/{name}` and both, and with `service`, `task`, `trajectory` and `step` in the query",
+        "description": "Protocols that trainers and agents speak already, for rewards, programs and environments; each "
+        "also below `/t/{task}`, `/services/{name}` and both, and with `service`, `task`, `trajectory` and `step` in "
+        "the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, where its first use makes "
+        "the environment",
     },
     {
         "name": "admin",
@@ -61,6 +63,8 @@ def describe(app: FastAPI) -> None:
 
 NULL_IS_A_VALUE = {
     *(("ChangeQueue", name) for name in ("max_queued", "quota")),
+    ("CommandReply", "exit_code"),
+    ("SessionReply", "exit_code"),
     *(("CommandResult", name) for name in ("execution_time", "return_code")),
     *(("RunCodeReply", name) for name in ("compile_result", "run_result", "executor_pod_name")),
 }

@@ -103,6 +103,20 @@ class Environments:
     async def get(self, id: UUID, caller: Caller) -> Environment:
         return _shown(await self._row(id, caller))
 
+    async def of_trajectory(self, task: str, trajectory: str, caller: Caller) -> Environment | None:
+        """The one that has its name, living or not; None where the next action makes one."""
+        async with self._store.read() as tx:
+            rows = await repository.list_environments(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=None,
+                before=None,
+                limit=1,
+            )
+        return _shown(rows[0]) if rows and not rows[0].deleted else None
+
     async def list(
         self,
         caller: Caller,

@@ -99,10 +99,16 @@ class Actions:
         return await self.outcome(await self._admitted(item), caller, wait_s=wait_s)
 
     async def admit(
-        self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor] = ()
+        self,
+        action: SubmitAction,
+        caller: Caller,
+        *,
+        trace: Trace,
+        asked_for: Sequence[AskedFor] = (),
+        key: str | None = None,
     ) -> Admitted:
         """Durable when this returns. `asked_for`: whose items these are."""
-        return await self._admitted(_item(action, caller, None, trace, asked_for=asked_for))
+        return await self._admitted(_item(action, caller, _checked_key(key), trace, asked_for=asked_for))
 
     async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
         """As it is now, or once it settled or `wait_s` have passed."""

@@ -24,6 +24,8 @@ SETTINGS = GatewaySettings(
 )
 DOCUMENT: dict[str, Any] = build(SETTINGS).openapi()
 OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
+OF_SWEREX = "511"
+"""Its exceptions are raised by its own client, which reads no problems."""
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 
@@ -54,7 +56,7 @@ def test_every_operation_takes_a_key_and_documents_its_problems(operation: dict[
     assert operation["description"]
     assert {"401", "403", "422", "429", "500", "503"} <= set(operation["responses"])
     for status, response in operation["responses"].items():
-        if status >= "400":
+        if status >= "400" and status != OF_SWEREX:
             assert response["content"] == {
                 "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
             }

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from arl_gateway.compat.swerex.examples import EXAMPLES as SWEREX
+
 __all__ = ["EXAMPLES"]
 
 _PROMPT, _RESPONSE, _LABEL = "What is the capital of France?", "It is Paris.", "Paris"
@@ -29,6 +31,7 @@ _RERANK = {
 _OUTPUT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": _RESPONSE}]}
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    **SWEREX,
     "openrlhf_get_reward": {
         "one": {
             "summary": "One query a call, as OpenRLHF sends it",

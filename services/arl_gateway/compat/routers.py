@@ -15,10 +15,11 @@ from arl_gateway.compat import (
     through,
     vllm,
 )
+from arl_gateway.compat.swerex import routes as swerex
 
 __all__ = ["PREFIXED", "ROUTERS"]
 
-_MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion, through)
+_MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion, swerex, through)
 ROUTERS = tuple(each.router for each in _MODULES)
 PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", "/ng-rollout/{trajectory}")
 """The last is NeMo-Gym's own."""

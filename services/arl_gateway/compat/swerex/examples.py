@@ -1,0 +1,47 @@
+"""What the OpenAPI document shows for the bodies of SWE-ReX's protocol, by operation id."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["EXAMPLES"]
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "swerex_create_session": {
+        "agent": {
+            "summary": "As SWE-agent begins",
+            "value": {"session": "default", "startup_source": ["/root/.bashrc"], "startup_timeout": 10},
+        }
+    },
+    "swerex_run_in_session": {
+        "command": {
+            "summary": "As SWE-agent runs what its model says",
+            "value": {
+                "action_type": "bash",
+                "command": "cd /testbed && python -m pytest -q",
+                "session": "default",
+                "timeout": 30,
+                "check": "silent",
+            },
+        },
+        "interrupt": {"summary": "After a timeout", "value": {"action_type": "bash_interrupt", "session": "default"}},
+    },
+    "swerex_close_session": {"session": {"summary": "The first one", "value": {"session": "default"}}},
+    "swerex_execute": {
+        "shell": {
+            "summary": "As mini-swe-agent runs what its model says",
+            "value": {
+                "command": "git diff | head -50",
+                "shell": True,
+                "cwd": "/testbed",
+                "timeout": 30,
+                "merge_output_streams": True,
+            },
+        },
+        "program": {
+            "summary": "A program and its arguments",
+            "value": {"command": ["python3", "-c", "print(6 * 7)"], "check": True},
+        },
+    },
+    "swerex_read_file": {"text": {"summary": "A patch", "value": {"path": "/root/model.patch"}}},
+    "swerex_write_file": {"text": {"summary": "A script", "value": {"path": "/root/run.sh", "content": "echo ran\n"}}},
+}

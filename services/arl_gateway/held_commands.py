@@ -1,0 +1,60 @@
+"""Commands that a call is held for, one action each, until they have settled or their caller goes away."""
+
+import asyncio
+
+from arl_gateway.auth import Caller
+from arl_gateway.held import Held
+from arl_gateway.service import Actions, Admitted, Trace
+from arl_wire.actions import Action, SubmitAction
+from arl_wire.errors import TooManyRequests, Unavailable
+
+__all__ = ["HeldCommands"]
+
+HOLD_S = 60.0
+"""So long a command is held that there is no room for: its callers do not come back by themselves."""
+
+
+class HeldCommands:
+    def __init__(self, actions: Actions, *, hold_s: float = HOLD_S) -> None:
+        self._actions, self._held, self._hold_s = actions, Held(actions), hold_s
+        self._stopping = asyncio.Event()
+        self.waiting = 0
+        """Calls that have no answer yet."""
+
+    async def settled(self, action: SubmitAction, caller: Caller, trace: Trace, *, key: str | None) -> Action:
+        """Where this is cancelled, so is the action. Raises what admission refuses with.
+
+        Who comes again with the same key has the same action.
+        """
+        self.waiting += 1
+        settling = asyncio.ensure_future(self._held.settled(self._admitted(action, caller, trace, key), caller))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((settling, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not settling.done():
+                raise Unavailable("this gateway is about to end, and the command with it", retry_after_s=1)
+            return settling.result()
+        finally:
+            self.waiting -= 1
+            for each in (settling, stopping):
+                each.cancel()
+
+    def stop(self) -> None:
+        """Who waits is told so."""
+        self._stopping.set()
+
+    async def drain(self) -> None:
+        """What is left is cancelled."""
+        self.stop()
+        await self._held.drain()
+
+    async def _admitted(self, action: SubmitAction, caller: Caller, trace: Trace, key: str | None) -> Admitted:
+        ends_at = asyncio.get_running_loop().time() + self._hold_s
+        while True:
+            try:
+                return await self._actions.admit(action, caller, trace=trace, key=key)
+            except (TooManyRequests, Unavailable) as refused:
+                pause_s = refused.retry_after_s or self._held.pause_s
+                if asyncio.get_running_loop().time() + pause_s > ends_at or self._stopping.is_set():
+                    raise
+            await asyncio.sleep(pause_s)

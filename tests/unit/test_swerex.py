@@ -1,0 +1,120 @@
+"""SWE-ReX's protocol without an environment: what is never taken for a command's own doing, and what is not read."""
+
+import base64
+import io
+import zipfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from arl_core.states import Outcome, State
+from arl_gateway.compat.swerex import programs, shells
+from arl_gateway.compat.swerex.bodies import Command, CreateSession, ReadFile, RunCommand
+from arl_gateway.compat.swerex.errors import RaisedThere
+from arl_gateway.compat.swerex.multipart import fields_of
+from arl_wire.actions import Action, ActionResult
+from arl_wire.streams import OutputStream
+
+MARK = "0" * 32
+
+
+def a_settled(outcome: Outcome, *, shown: bytes = b"", message: str | None = None, **result: Any) -> Action:
+    given = {"grant_no": 1, "exit_code": 0, **result}
+    stream = OutputStream(text="", base64=base64.b64encode(shown).decode(), total_bytes=len(shown))
+    return Action(
+        id=uuid4(),
+        task="t",
+        kind="exec",
+        state=State.SETTLED,
+        outcome=outcome,
+        reason="node_lost",
+        message=message,
+        created_at=datetime.now(UTC),
+        result=ActionResult(stdout=stream, **given),
+    )
+
+
+READERS: dict[str, Callable[[Action], Any]] = {
+    "create_session": lambda action: shells.opened(action, CreateSession()),
+    "run_in_session": lambda action: shells.observed(action, RunCommand(command="true", check="ignore"), MARK),
+    "interrupt": lambda action: shells.interrupted(action, "default", ""),
+    "close_session": lambda action: shells.closed(action, "default"),
+    "execute": lambda action: programs.ran(action, Command(command=["true"]), MARK),
+    "read_file": lambda action: programs.read(action, ReadFile(path="/a")),
+    "write_file": lambda action: programs.must_be_done(action, "/a"),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("outcome", [Outcome.INFRA_ERROR, Outcome.DEADLINE_IN_QUEUE, Outcome.CANCELLED])
+def test_our_trouble_is_never_an_answer(read: Callable[[Action], Any], outcome: Outcome) -> None:
+    with pytest.raises(RaisedThere, match=f"^{outcome}: ") as raised:
+        read(a_settled(outcome, shown=f"{MARK}:0:\n".encode()))
+    assert raised.value.transferred.class_path == "swerex.exceptions.SwerexException"
+    assert raised.value.transferred.extra_info["is_infrastructure"]
+
+
+def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
+    message = (
+        "the command did not run: its shell ended before it read it; session 'rex-default' ended with this command"
+    )
+    with pytest.raises(RaisedThere, match="^it was not run: "):
+        shells.observed(a_settled(Outcome.USER_ERROR, message=message), RunCommand(command="x"), MARK)
+
+
+def test_what_a_job_wrote_before_the_mark_is_output_too() -> None:
+    action = a_settled(Outcome.OK, shown=f"of a job\n{MARK}:0:\nits own {MARK}:2:forged\n".encode())
+    said = shells.observed(action, RunCommand(command="x"), MARK)
+    assert said.output == f"of a job\nits own {MARK}:2:forged\n"
+
+
+def test_a_session_that_shows_nothing_has_no_exit_code() -> None:
+    """Its shell was told to write elsewhere."""
+    assert shells.observed(a_settled(Outcome.OK), RunCommand(command="x", check="silent"), MARK).exit_code is None
+    with pytest.raises(RaisedThere) as raised:
+        shells.observed(a_settled(Outcome.OK), RunCommand(command="x", check="raise"), MARK)
+    assert raised.value.transferred.class_path == "swerex.exceptions.NoExitCodeError"
+
+
+@pytest.mark.parametrize("name", ["default", "a b", "", "ü", "x" * 500, "../x", "a/b"])
+def test_every_session_has_a_name_of_ours(name: str) -> None:
+    ours = shells.name_of(name)
+    assert ours.startswith("rex-")
+    assert len(ours) <= 64
+    assert ours.isascii()
+    assert shells.name_of(name + "2") != ours
+
+
+@pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13", "no such"])
+def test_a_codec_that_is_none_or_too_slow_is_an_unknown_one(encoding: str) -> None:
+    with pytest.raises(RaisedThere) as raised:
+        programs.read(a_settled(Outcome.OK, shown=b"text"), ReadFile(path="/a", encoding=encoding))
+    assert raised.value.transferred.class_path == "builtins.LookupError"
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST_UNPACKED", 1000)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(1001))
+    with pytest.raises(RaisedThere, match="more than 1000 bytes"):
+        programs.unpacking("/a", packed.getvalue())
+
+
+def test_what_cannot_be_sent_at_once_is_refused_by_its_size() -> None:
+    with pytest.raises(RaisedThere, match="6291457 bytes packed"):
+        programs.writing("/a", bytes((6 << 20) + 1))
+
+
+def test_a_form_is_read_to_the_byte() -> None:
+    content = b"\r\n--other\r\n\r\n\0\xff--\r\n"
+    form = (
+        b'preamble\r\n--B\r\nContent-Disposition: form-data; name="target_path"\r\n\r\n/a b\r\n'
+        b'--B\r\nContent-Disposition: form-data; name="file"; filename="x"\r\nContent-Type: a/b\r\n\r\n'
+        + content
+        + b"\r\n--B--\r\nepilogue"
+    )
+    assert fields_of(form, b"B") == {"target_path": b"/a b", "file": content}
