@@ -36,8 +36,8 @@ TAGS = [
         "name": "compatibility",
         "description": "Protocols that trainers and agents speak already, for rewards, programs and environments; each "
         "also below `/t/{task}`, `/services/{name}` and both, and with `service`, `task`, `trajectory` and `step` in "
-        "the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, where its first use makes "
-        "the environment",
+        "the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, for an environment that "
+        "its first use makes",
     },
     {
         "name": "admin",

@@ -61,7 +61,7 @@ def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
     message = (
         "the command did not run: its shell ended before it read it; session 'rex-default' ended with this command"
     )
-    with pytest.raises(RaisedThere, match="^it was not run: "):
+    with pytest.raises(RaisedThere, match=r"^it was not run: "):
         shells.observed(a_settled(Outcome.USER_ERROR, message=message), RunCommand(command="x"), MARK)
 
 
