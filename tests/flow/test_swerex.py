@@ -2,9 +2,12 @@
 
 import asyncio
 import io
+import shutil
 import signal
+import tempfile
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,20 +15,37 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from arl_cpu.templates.importing import import_template
+from arl_cpu.templates.store import Store
+from arl_cpu.templates.streams import Budget
 from arl_store.migrate import ensure_api_key
 from support.conditions import eventually
+from support.images import a_root
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
 OTHERS_KEY = "tk_" + "o" * 32
+PROGRAMS = ("bash", "sh", "env", "cat", "mkdir", "base64", "tar", "gzip", "ls", "find")
 SMALL = {"task": "t", "memory_mib": 64, "disk_mib": 8}
 
 
+@pytest.fixture(scope="module")
+def templates() -> Iterator[Path]:
+    """With one that has little more than SWE-ReX's routes need."""
+    directory = Path(tempfile.mkdtemp(prefix="tangram-templates-"))
+    directory.chmod(0o755)
+    root = a_root(directory / "root", programs=PROGRAMS, files={"root/.bashrc": "FROM=bashrc\n"})
+    import_template(Store(directory / "templates"), root, "small", budget=Budget(max_bytes=1 << 30, max_members=10_000))
+    yield directory / "templates"
+    shutil.rmtree(directory)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def system(databases: Databases) -> AsyncIterator[System]:
+async def system(databases: Databases, templates: Path) -> AsyncIterator[System]:
     owner_url = await databases.clone()
     await ensure_api_key(owner_url, "labs/other", OTHERS_KEY)
-    async with running_system(owner_url, driver="namespaces", cores=1) as system:
+    overrides = {name: {"TANGRAM_TEMPLATES_DIR": str(templates)} for name in ("launcher", "cpu")}
+    async with running_system(owner_url, driver="namespaces", cores=1, overrides=overrides) as system:
         yield system
     await databases.drop(owner_url)
 
@@ -279,6 +299,25 @@ async def test_files_and_trees_are_uploaded(rex: Rex) -> None:
     broken = (await upload(b"no archive", "/tmp/tree", unzip="true")).json()["swerexception"]
     assert broken["class_path"] == "zipfile.BadZipFile"
     assert (await rex.api.post(f"{rex.at}/upload", data={"target_path": "a"})).status_code in (415, 422)
+
+
+async def test_an_image_is_an_agent_s_whole_machine(api: httpx.AsyncClient) -> None:
+    """SWE-agent begins so: what it is given lies in /root."""
+    rex = Rex(api, "/t/rex/trajectories/image/with/template=small,memory_mib=64/swerex")
+    answer = await rex.post("execute", command=["ls", "-a", "/root"])
+    if "no node" in answer.text:
+        pytest.skip("this machine's launcher has no templates")
+    opened = await rex.ask("create_session", startup_source=["/root/.bashrc"], startup_timeout=10)
+    assert (opened["output"], await rex.says("echo $FROM")) == ("", "bashrc\n")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("bin/tool", "echo a tool\n")
+    form = {"target_path": "/root/tools/first", "unzip": "true"}
+    assert (await api.post(f"{rex.at}/upload", data=form, files={"file": packed.getvalue()})).json() == {}
+    await rex.ask("write_file", path="/root/state.json", content="{}")
+    assert await rex.says("cd /root; bash tools/first/bin/tool; cat state.json") == "a tool\n{}"
+    assert await rex.ask("read_file", path="/root/state.json") == {"content": "{}"}
+    await rex.ask("close")
 
 
 async def test_our_trouble_is_an_exception_that_says_so(rex: Rex) -> None:
