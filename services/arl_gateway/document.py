@@ -63,7 +63,7 @@ def describe(app: FastAPI) -> None:
 
 NULL_IS_A_VALUE = {
     *(("ChangeQueue", name) for name in ("max_queued", "quota")),
-    ("CommandReply", "exit_code"),
+    ("ExecuteReply", "exit_code"),
     ("SessionReply", "exit_code"),
     *(("CommandResult", name) for name in ("execution_time", "return_code")),
     *(("RunCodeReply", name) for name in ("compile_result", "run_result", "executor_pod_name")),

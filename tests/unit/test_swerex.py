@@ -12,7 +12,7 @@ import pytest
 
 from arl_core.states import Outcome, State
 from arl_gateway.compat.swerex import programs, shells
-from arl_gateway.compat.swerex.bodies import Command, CreateSession, ReadFile, RunCommand
+from arl_gateway.compat.swerex.bodies import CreateSession, Execute, ReadFile, RunCommand
 from arl_gateway.compat.swerex.errors import RaisedThere
 from arl_gateway.compat.swerex.multipart import fields_of
 from arl_wire.actions import Action, ActionResult
@@ -42,7 +42,7 @@ READERS: dict[str, Callable[[Action], Any]] = {
     "run_in_session": lambda action: shells.observed(action, RunCommand(command="true", check="ignore"), MARK),
     "interrupt": lambda action: shells.interrupted(action, "default", ""),
     "close_session": lambda action: shells.closed(action, "default"),
-    "execute": lambda action: programs.ran(action, Command(command=["true"]), MARK),
+    "execute": lambda action: programs.ran(action, Execute(command=["true"]), MARK),
     "read_file": lambda action: programs.read(action, ReadFile(path="/a")),
     "write_file": lambda action: programs.must_be_done(action, "/a"),
 }

@@ -8,10 +8,10 @@ __all__ = [
     "CloseReply",
     "CloseSession",
     "CloseSessionReply",
-    "Command",
-    "CommandReply",
     "CreateSession",
     "CreateSessionReply",
+    "Execute",
+    "ExecuteReply",
     "InterruptSession",
     "IsAlive",
     "Raised",
@@ -90,7 +90,7 @@ class CloseSessionReply(BaseModel):
     session_type: Literal["bash"] = "bash"
 
 
-class Command(BaseModel):
+class Execute(BaseModel):
     command: str | list[str] = Field(description="A program and its arguments; with `shell`, text for /bin/sh")
     timeout: Seconds | None = Field(default=None, description="Of the program, once it runs; left out: a day")
     shell: bool = False
@@ -101,7 +101,7 @@ class Command(BaseModel):
     merge_output_streams: bool = False
 
 
-class CommandReply(BaseModel):
+class ExecuteReply(BaseModel):
     stdout: str = ""
     stderr: str = ""
     exit_code: int | None = Field(default=None, description="Of one that a signal ended, that number below 0")

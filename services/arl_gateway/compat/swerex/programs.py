@@ -1,20 +1,22 @@
 """SWE-ReX's `execute` and its files, as programs in an environment, and what they say there in SWE-ReX's words."""
 
 import io
+import lzma
 import re
 import tarfile
 import zipfile
+import zlib
 from base64 import b64decode, b64encode
 from codecs import lookup
 from typing import Any
 
 from arl_core.states import Outcome
-from arl_gateway.compat.swerex.bodies import Command, CommandReply, ReadFile
+from arl_gateway.compat.swerex.bodies import Execute, ExecuteReply, ReadFile
 from arl_gateway.compat.swerex.errors import RaisedThere, os_error, os_error_of, unless_ours
 from arl_wire.actions import Action
 from arl_wire.streams import OutputStream
 
-__all__ = ["bytes_of", "checked", "executing", "must_be_done", "ran", "read", "reading", "unpacking", "writing"]
+__all__ = ["bytes_of", "executing", "must_be_done", "ran", "read", "reading", "unpacking", "writing"]
 
 NOT_STARTED = "cannot run "
 """How the message of an action begins whose program is not in its environment."""
@@ -35,12 +37,13 @@ READ = 'exec cat -- "$1"'
 WRITE = 'case "$1" in */*) mkdir -p -- "${1%/*}/" || exit;; esac; base64 -d > "$1"'
 UNPACK = 'mkdir -p -- "$1" && base64 -d | tar -xzof - -C "$1"'
 MOST_STDIN = 8 << 20
-MOST_UNPACKED = 256 << 20
+MOST_UNPACKED, MOST_MEMBERS = 256 << 20, 100_000
+UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, OSError)
 SLOW_CODECS = frozenset({"punycode", "idna"})
 """They take time that grows with the square of a text's length."""
 
 
-def executing(body: Command, mark: str) -> dict[str, Any]:
+def executing(body: Execute, mark: str) -> dict[str, Any]:
     """What an action is given. A variable that is given replaces all others, as with Python's `subprocess`."""
     given = [body.command] if isinstance(body.command, str) else body.command
     argv = [*SHELL, *given] if body.shell else list(given)
@@ -58,7 +61,7 @@ def _variables(env: dict[str, str] | None) -> list[str]:
     return ["env", "-i", "--", *(f"{name}={value}" for name, value in env.items())]
 
 
-def ran(action: Action, body: Command, mark: str) -> CommandReply:
+def ran(action: Action, body: Execute, mark: str) -> ExecuteReply:
     """Raises RaisedThere."""
     unless_ours(action)
     if action.outcome is Outcome.USER_TIMEOUT:
@@ -66,14 +69,14 @@ def ran(action: Action, body: Command, mark: str) -> CommandReply:
         raise RaisedThere(message, "CommandTimeoutError", **_streams(action))
     _must_have_begun(action, body, mark)
     _must_be_whole(action)
-    reply = CommandReply(**_streams(action), exit_code=_exit_code(action))
+    reply = ExecuteReply(**_streams(action), exit_code=_exit_code(action))
     if action.outcome is Outcome.LIMIT_EXCEEDED:
         reply.exit_code = reply.exit_code or 1
         reply.stderr += f"\nlimit exceeded: {action.reason}\n"
-    return checked(reply, body)
+    return _checked(reply, body)
 
 
-def checked(reply: CommandReply, body: Command) -> CommandReply:
+def _checked(reply: ExecuteReply, body: Execute) -> ExecuteReply:
     if body.check and reply.exit_code != 0:
         message = (
             f"Command {body.command!r} failed with exit code {reply.exit_code}. "
@@ -112,7 +115,7 @@ def unpacking(path: str, archive: bytes) -> dict[str, Any]:
     """Of a zip archive, into a directory that is made. Raises RaisedThere."""
     try:
         packed = _as_tar(archive)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise RaisedThere(f"the archive cannot be read: {error}", "zipfile.BadZipFile") from None
     return {"argv": [*SHELL, UNPACK, "sh", path], "env": C_LOCALE, "stdin": _typed(packed)}
 
@@ -151,6 +154,8 @@ def _as_tar(archive: bytes) -> bytes:
     ):
         if sum(member.file_size for member in given.infolist()) > MOST_UNPACKED:
             raise ValueError(f"its files have more than {MOST_UNPACKED} bytes")
+        if len(given.infolist()) > MOST_MEMBERS:
+            raise ValueError(f"it has more than {MOST_MEMBERS} files")
         for member in given.infolist():
             parts = member.filename.split("/")
             found = tarfile.TarInfo("/".join(part for part in parts if part not in ("", ".", "..")))
@@ -166,19 +171,24 @@ def _as_tar(archive: bytes) -> bytes:
     return packed.getvalue()
 
 
-def _must_have_begun(action: Action, body: Command, mark: str) -> None:
+def _must_have_begun(action: Action, body: Execute, mark: str) -> None:
     streams, message = _streams(action), action.message or ""
     if found := re.search(rf"{mark}:(?:cwd:(\d+)|program):$", streams["stderr"] or streams["stdout"]):
         if found[1] is not None:
             raise os_error(int(found[1]), body.cwd or "")
-        raise os_error(2 if _exit_code(action) == 127 else 13, _program(body))
+        raise os_error(_number_of(action), _program(body))
     if message.startswith(NOT_STARTED) and action.outcome is Outcome.USER_ERROR:
-        raise os_error(2 if _exit_code(action) == 127 else 13, _program(body))
+        raise os_error(_number_of(action), executing(body, mark)["argv"][0])
     if action.outcome is Outcome.USER_ERROR and _exit_code(action) is None:
         raise RaisedThere(f"it was not run: {message or action.outcome}", action=str(action.id))
 
 
-def _program(body: Command) -> str:
+def _number_of(action: Action) -> int:
+    """127 is what is not there, as of a shell; anything else cannot be executed."""
+    return 2 if _exit_code(action) == 127 else 13
+
+
+def _program(body: Execute) -> str:
     if body.shell:
         return SHELL[0]
     return body.command if isinstance(body.command, str) else body.command[0]

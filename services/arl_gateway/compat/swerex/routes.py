@@ -10,10 +10,10 @@ from arl_gateway.compat.swerex.bodies import (
     CloseReply,
     CloseSession,
     CloseSessionReply,
-    Command,
-    CommandReply,
     CreateSession,
     CreateSessionReply,
+    Execute,
+    ExecuteReply,
     IsAlive,
     Raised,
     ReadFile,
@@ -86,7 +86,7 @@ async def close_session(body: CloseSession, runtime: Here) -> CloseSessionReply:
     return CloseSessionReply()
 
 
-async def execute(body: Command, runtime: Here) -> CommandReply:
+async def execute(body: Execute, runtime: Here) -> ExecuteReply:
     """SWE-ReX's: run a program, whose `timeout` counts once it runs."""
     action = await runtime.run(programs.executing(body, runtime.mark), timeout_s=body.timeout)
     return programs.ran(action, body, runtime.mark)
