@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import random
 import shutil
 import signal
 import tempfile
@@ -54,7 +55,7 @@ async def system(databases: Databases, templates: Path) -> AsyncIterator[System]
 async def rex(system: System) -> AsyncIterator["Rex"]:
     """In a trajectory of its own, whose environment its first use makes, and its close ends."""
     async with system.client() as api:
-        rex = Rex(api, f"/t/rex/trajectories/{uuid4()}/with/memory_mib=64,disk_mib=8/swerex")
+        rex = Rex(api, f"/t/rex/trajectories/{uuid4()}/with/memory_mib=64,disk_mib=32/swerex")
         yield rex
         await rex.ask("close")
 
@@ -125,7 +126,7 @@ async def test_a_trajectory_s_is_made_by_its_first_use_and_ends_with_its_close(r
     assert await environments() == []
     assert await rex.ask("execute", command=["pwd"]) == {"stdout": "/workspace\n", "stderr": "", "exit_code": 0}
     [made] = await environments()
-    assert (made["memory_mib"], made["disk_mib"]) == (64, 8)
+    assert (made["memory_mib"], made["disk_mib"]) == (64, 32)
     await rex.ask("close")
 
     async def has_ended() -> bool:
@@ -296,6 +297,16 @@ async def test_files_and_trees_are_uploaded(rex: Rex) -> None:
     assert (await upload(packed.getvalue(), "/tmp/tree", unzip="true")).json() == {}
     listed = await rex.ask("execute", command="cd /tmp/tree && find . -type f | sort", shell=True)
     assert listed["stdout"] == "./a/b.txt\n./out.txt\n"
+    large = random.Random(0).randbytes(7 << 20)
+    assert (await upload(large, "/tmp/large", unzip="false")).json() == {}
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a/large", large)
+    assert (await upload(packed.getvalue(), "/tmp/tree", unzip="true")).json() == {}
+    too_large = (await upload(large * 5, "/tmp/larger", unzip="false")).json()["swerexception"]
+    assert "33554432 bytes, which is all the environment has" in too_large["message"]
+    look = "cd /tmp; cmp large tree/a/large; ls -A ~; cat tree/a/b.txt"
+    compared = await rex.ask("execute", command=look, shell=True)
+    assert (compared["stdout"], compared["exit_code"]) == ("b", 0)
     broken = (await upload(b"no archive", "/tmp/tree", unzip="true")).json()["swerexception"]
     assert broken["class_path"] == "zipfile.BadZipFile"
     assert (await rex.api.post(f"{rex.at}/upload", data={"target_path": "a"})).status_code in (415, 422)

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from arl_core.states import Outcome, State
-from arl_gateway.compat.swerex import programs, shells
+from arl_gateway.compat.swerex import files, programs, shells
 from arl_gateway.compat.swerex.bodies import CreateSession, Execute, ReadFile, RunCommand
 from arl_gateway.compat.swerex.errors import RaisedThere
 from arl_gateway.compat.swerex.multipart import fields_of
@@ -43,8 +43,8 @@ READERS: dict[str, Callable[[Action], Any]] = {
     "interrupt": lambda action: shells.interrupted(action, "default", ""),
     "close_session": lambda action: shells.closed(action, "default"),
     "execute": lambda action: programs.ran(action, Execute(command=["true"]), MARK),
-    "read_file": lambda action: programs.read(action, ReadFile(path="/a")),
-    "write_file": lambda action: programs.must_be_done(action, "/a"),
+    "read_file": lambda action: files.read(action, ReadFile(path="/a")),
+    "write_file": lambda action: files.must_be_done(action, "/a"),
 }
 
 
@@ -91,22 +91,24 @@ def test_every_session_has_a_name_of_ours(name: str) -> None:
 @pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13", "no such"])
 def test_a_codec_that_is_none_or_too_slow_is_an_unknown_one(encoding: str) -> None:
     with pytest.raises(RaisedThere) as raised:
-        programs.read(a_settled(Outcome.OK, shown=b"text"), ReadFile(path="/a", encoding=encoding))
+        files.read(a_settled(Outcome.OK, shown=b"text"), ReadFile(path="/a", encoding=encoding))
     assert raised.value.transferred.class_path == "builtins.LookupError"
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(files, "MOST_UNPACKED", 1000)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(1001))
     with pytest.raises(RaisedThere, match="more than 1000 bytes"):
-        programs.unpacking("/a", packed.getvalue())
+        files.unpacking("/a", packed.getvalue(), MARK)
 
 
-def test_what_cannot_be_sent_at_once_is_refused_by_its_size() -> None:
-    with pytest.raises(RaisedThere, match="6291457 bytes packed"):
-        programs.writing("/a", bytes((6 << 20) + 1))
+def test_what_is_too_much_for_an_action_s_input_is_laid_down_before() -> None:
+    small, large = files.writing("/a", bytes(6 << 20), MARK), files.writing("/a", bytes((6 << 20) + 1), MARK)
+    assert (small.archive, len(small.given["stdin"])) == (None, 8 << 20)
+    assert large.archive is not None
+    assert large.given["argv"][-2:] == ["/a", large.laid_at]
 
 
 def test_a_form_is_read_to_the_byte() -> None:

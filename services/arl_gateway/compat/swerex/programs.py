@@ -1,26 +1,19 @@
-"""SWE-ReX's `execute` and its files, as programs in an environment, and what they say there in SWE-ReX's words."""
+"""SWE-ReX's `execute`: a program in an environment, and how it ended in SWE-ReX's words."""
 
-import io
-import lzma
 import re
-import tarfile
-import zipfile
-import zlib
-from base64 import b64decode, b64encode
-from codecs import lookup
+from base64 import b64decode
 from typing import Any
 
 from arl_core.states import Outcome
-from arl_gateway.compat.swerex.bodies import Execute, ExecuteReply, ReadFile
-from arl_gateway.compat.swerex.errors import RaisedThere, os_error, os_error_of, unless_ours
+from arl_gateway.compat.swerex.bodies import Execute, ExecuteReply
+from arl_gateway.compat.swerex.errors import RaisedThere, os_error, unless_ours
 from arl_wire.actions import Action
 from arl_wire.streams import OutputStream
 
-__all__ = ["bytes_of", "executing", "must_be_done", "ran", "read", "reading", "unpacking", "writing"]
+__all__ = ["SHELL", "bytes_of", "executing", "must_be_whole", "ran"]
 
 NOT_STARTED = "cannot run "
 """How the message of an action begins whose program is not in its environment."""
-C_LOCALE = {"LC_ALL": "C"}
 SHELL = ("/bin/sh", "-c")
 # Where the program does not take its place it says why behind a mark: what is in stderr otherwise is the program's.
 # As the shell's own name the mark is not among what the program can see.
@@ -33,14 +26,6 @@ if [ -n "$1" ]; then
 fi
 shift; why=program; exec "$@" """
 MERGED = "2>&1"
-READ = 'exec cat -- "$1"'
-WRITE = 'case "$1" in */*) mkdir -p -- "${1%/*}/" || exit;; esac; base64 -d > "$1"'
-UNPACK = 'mkdir -p -- "$1" && base64 -d | tar -xzof - -C "$1"'
-MOST_STDIN = 8 << 20
-MOST_UNPACKED, MOST_MEMBERS = 256 << 20, 100_000
-UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, OSError)
-SLOW_CODECS = frozenset({"punycode", "idna"})
-"""They take time that grows with the square of a text's length."""
 
 
 def executing(body: Execute, mark: str) -> dict[str, Any]:
@@ -68,7 +53,7 @@ def ran(action: Action, body: Execute, mark: str) -> ExecuteReply:
         message = f"Timeout ({body.timeout}s) exceeded while running command"
         raise RaisedThere(message, "CommandTimeoutError", **_streams(action))
     _must_have_begun(action, body, mark)
-    _must_be_whole(action)
+    must_be_whole(action)
     reply = ExecuteReply(**_streams(action), exit_code=_exit_code(action))
     if action.outcome is Outcome.LIMIT_EXCEEDED:
         reply.exit_code = reply.exit_code or 1
@@ -86,89 +71,8 @@ def _checked(reply: ExecuteReply, body: Execute) -> ExecuteReply:
     return reply
 
 
-def reading(path: str) -> dict[str, Any]:
-    return {"argv": [*SHELL, READ, "sh", path], "env": C_LOCALE}
-
-
-def read(action: Action, body: ReadFile) -> str:
-    """Raises RaisedThere."""
-    must_be_done(action, body.path)
-    _must_be_whole(action, body.path)
-    content = bytes_of(action.result.stdout) if action.result is not None else b""
-    try:
-        if body.encoding is not None and lookup(body.encoding).name in SLOW_CODECS:
-            raise LookupError(f"{body.encoding} is not decoded here")
-        text = io.TextIOWrapper(io.BytesIO(content), body.encoding or "utf-8", body.errors or "strict")
-        return text.read()
-    except UnicodeDecodeError as error:
-        raise RaisedThere(str(error), "builtins.UnicodeDecodeError") from None
-    except (LookupError, ValueError, TypeError) as error:
-        raise RaisedThere(str(error).strip("'"), f"builtins.{type(error).__name__}") from None
-
-
-def writing(path: str, content: bytes) -> dict[str, Any]:
-    """Its directories are made. A file keeps its mode, and what leads to it."""
-    return {"argv": [*SHELL, WRITE, "sh", path], "env": C_LOCALE, "stdin": _typed(content)}
-
-
-def unpacking(path: str, archive: bytes) -> dict[str, Any]:
-    """Of a zip archive, into a directory that is made. Raises RaisedThere."""
-    try:
-        packed = _as_tar(archive)
-    except (*UNREADABLE, ValueError) as error:
-        raise RaisedThere(f"the archive cannot be read: {error}", "zipfile.BadZipFile") from None
-    return {"argv": [*SHELL, UNPACK, "sh", path], "env": C_LOCALE, "stdin": _typed(packed)}
-
-
-def must_be_done(action: Action, path: str) -> None:
-    """Raises RaisedThere: what a system call said, where that is known."""
-    unless_ours(action)
-    if action.outcome is Outcome.OK:
-        return
-    said = bytes_of(action.result.stderr).decode(errors="backslashreplace") if action.result is not None else ""
-    if (known := os_error_of(said, path)) is not None and action.outcome is Outcome.USER_ERROR:
-        raise known
-    why = said.strip() or action.message or action.reason
-    raise RaisedThere(f"{path!r}: {action.outcome}: {why}", action=str(action.id))
-
-
 def bytes_of(stream: OutputStream) -> bytes:
     return b64decode(stream.base64) if stream.base64 is not None else stream.text.encode()
-
-
-def _typed(content: bytes) -> str:
-    encoded = b64encode(content).decode()
-    if len(encoded) > MOST_STDIN:
-        most = MOST_STDIN // 4 * 3
-        message = f"it has {len(content)} bytes packed, and {most} can be sent; `PUT …/archive` takes more"
-        raise RaisedThere(message, code="too_large")
-    return encoded
-
-
-def _as_tar(archive: bytes) -> bytes:
-    """Files and directories alone, with plain modes, as `ZipFile.extractall` makes them."""
-    packed = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(archive)) as given,
-        tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar,
-    ):
-        if sum(member.file_size for member in given.infolist()) > MOST_UNPACKED:
-            raise ValueError(f"its files have more than {MOST_UNPACKED} bytes")
-        if len(given.infolist()) > MOST_MEMBERS:
-            raise ValueError(f"it has more than {MOST_MEMBERS} files")
-        for member in given.infolist():
-            parts = member.filename.split("/")
-            found = tarfile.TarInfo("/".join(part for part in parts if part not in ("", ".", "..")))
-            if not found.name:
-                continue
-            if member.is_dir():
-                found.type, found.mode = tarfile.DIRTYPE, 0o755
-                tar.addfile(found)
-                continue
-            found.size = member.file_size
-            with given.open(member) as content:
-                tar.addfile(found, content)
-    return packed.getvalue()
 
 
 def _must_have_begun(action: Action, body: Execute, mark: str) -> None:
@@ -194,7 +98,7 @@ def _program(body: Execute) -> str:
     return body.command if isinstance(body.command, str) else body.command[0]
 
 
-def _must_be_whole(action: Action, what: str = "") -> None:
+def must_be_whole(action: Action, what: str = "") -> None:
     """An output that is cut is no answer to who reads it by a program."""
     streams = {"stdout": action.result.stdout, "stderr": action.result.stderr} if action.result is not None else {}
     for name, stream in streams.items():

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
-from arl_gateway.compat.swerex import programs, shells
+from arl_gateway.compat.swerex import files, programs, shells
 from arl_gateway.compat.swerex.bodies import (
     CloseReply,
     CloseSession,
@@ -27,13 +27,12 @@ from arl_gateway.compat.swerex.bodies import (
 )
 from arl_gateway.compat.swerex.errors import STATUS, RaisingRoute
 from arl_gateway.compat.swerex.multipart import UPLOAD, uploaded
-from arl_gateway.compat.swerex.runtime import Runtime, runtime_of, why_not_alive
+from arl_gateway.compat.swerex.runtime import FILES_WITHIN_S, Runtime, runtime_of, why_not_alive
 from arl_gateway.routes import ANY, BODY, JSON_BODY, Writer
 from arl_kit.app import documented
 
 __all__ = ["router"]
 
-FILES_WITHIN_S = 60.0
 RAISED: dict[int | str, dict[str, Any]] = {STATUS: {"model": Raised, "description": "What the client raises"}}
 ID = {
     "name": "id",
@@ -94,23 +93,23 @@ async def execute(body: Execute, runtime: Here) -> ExecuteReply:
 
 async def read_file(body: ReadFile, runtime: Here) -> ReadFileReply:
     """SWE-ReX's: the text of a file."""
-    action = await runtime.run(programs.reading(body.path), timeout_s=FILES_WITHIN_S, profile="swerex:read_file")
-    return ReadFileReply(content=programs.read(action, body))
+    action = await runtime.run(files.reading(body.path), timeout_s=FILES_WITHIN_S, profile="swerex:read_file")
+    return ReadFileReply(content=files.read(action, body))
 
 
 async def write_file(body: WriteFile, runtime: Here) -> WriteFileReply:
     """SWE-ReX's: write a text file, and make its directories."""
-    given = programs.writing(body.path, body.content.encode())
-    programs.must_be_done(await runtime.run(given, timeout_s=FILES_WITHIN_S, profile="swerex:write_file"), body.path)
+    parcel = files.writing(body.path, body.content.encode(), runtime.mark)
+    files.must_be_done(await runtime.deliver(parcel, profile="swerex:write_file"), body.path)
     return WriteFileReply()
 
 
 async def upload(runtime: Here, request: Request) -> UploadReply:
     """SWE-ReX's: write a file, or unpack a zip archive to a directory."""
     sent = await uploaded(request)
-    pack = programs.unpacking if sent.is_archive else programs.writing
-    given = await asyncio.to_thread(pack, sent.target, sent.content)
-    programs.must_be_done(await runtime.run(given, timeout_s=FILES_WITHIN_S, profile="swerex:upload"), sent.target)
+    pack = files.unpacking if sent.is_archive else files.writing
+    parcel = await asyncio.to_thread(pack, sent.target, sent.content, runtime.mark)
+    files.must_be_done(await runtime.deliver(parcel, profile="swerex:upload"), sent.target)
     return UploadReply()
 
 

@@ -1,17 +1,19 @@
 """What one call of SWE-ReX's asks of its environment: actions, each held for until it has settled."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from fastapi import Request
 from pydantic import ValidationError
 
+from arl_gateway.archives import Archives
 from arl_gateway.auth import Caller
 from arl_gateway.compat.swerex import shells
-from arl_gateway.compat.swerex.errors import RaisedThere
+from arl_gateway.compat.swerex.errors import RaisedThere, unless_ours
+from arl_gateway.compat.swerex.files import Parcel
 from arl_gateway.compat.swerex.places import Place, place_of
 from arl_gateway.environments import Environments
 from arl_gateway.held_commands import HeldCommands
@@ -23,11 +25,12 @@ from arl_wire.actions import Action, ActionPage, SubmitAction
 from arl_wire.environments import Environment, EnvironmentState
 from arl_wire.errors import NotFound, TangramError, ValidationFailed
 
-__all__ = ["Runtime", "runtime_of", "why_not_alive"]
+__all__ = ["FILES_WITHIN_S", "Runtime", "runtime_of", "why_not_alive"]
 
 A_DAY_S = 86400.0
 """What no timeout is."""
 SHORTEST_S = 1e-6
+FILES_WITHIN_S = 60.0
 LAST, MOST_PAGES = 100, 20
 
 
@@ -65,6 +68,15 @@ class Runtime:
         name = shells.name_of(session)
         given = {"session": name, "command": command, "stdin_open": True, "labels": {shells.LABEL: name}}
         return await self.run(given, timeout_s=timeout_s)
+
+    async def deliver(self, parcel: Parcel, *, profile: str) -> Action:
+        if parcel.archive is not None:
+            try:
+                await unless_gone(self.request, self._lay(parcel.archive, parcel.laid_at))
+            except TangramError as refused:
+                await self.run({"argv": ["rm", "-rf", "--", parcel.laid_at]}, timeout_s=FILES_WITHIN_S, of="removed")
+                raise _raised(refused) from refused
+        return await self.run(parcel.given, timeout_s=FILES_WITHIN_S, profile=profile)
 
     async def environment(self) -> Environment | None:
         """None where the next action makes it."""
@@ -105,6 +117,19 @@ class Runtime:
             cursor, pages = page.next_cursor, pages + 1
         return found
 
+    async def _lay(self, archive: bytes, at: str) -> None:
+        known = await self.environment()
+        where = known.id if known is not None else await self._made()
+        archives: Archives = self.request.app.state.archives
+        await archives.unpack(where, self.caller, path=at, archive=_at_once(archive), trace=trace_of(self.request))
+
+    async def _made(self) -> UUID:
+        made = await self.run({"kind": "environment.create"}, timeout_s=FILES_WITHIN_S, of="made")
+        unless_ours(made)
+        if made.environment is None:
+            raise RaisedThere(f"there is no environment: {made.message or made.outcome}", action=str(made.id))
+        return made.environment
+
     @property
     def _environments(self) -> Environments:
         environments: Environments = self.request.app.state.environments
@@ -120,6 +145,10 @@ class Runtime:
         return await self._actions.list(
             self.caller, task=task, trajectory=trajectory, state=None, cursor=cursor, limit=limit
         )
+
+
+async def _at_once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 def why_not_alive(environment: Environment | None) -> str | None:
