@@ -100,8 +100,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     environments = Environments(store, actions)
     places = Places(settings.followers, of_project=settings.followers_of_project)
     live = Live(store, nodes, waiters, places)
-    _show(metrics, waiters, scores, code_runs, places)
-    metrics.gauge_of("waiting_commands", "Calls of SWE-ReX's that have no answer yet", lambda: commands.waiting)
+    _show(metrics, waiters, scores, code_runs, commands, places)
     archives = Archives(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
 
     @asynccontextmanager
@@ -147,10 +146,13 @@ def build(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def _show(metrics: Metrics, waiters: Waiters, scores: Scores, code_runs: CodeRuns, places: Places) -> None:
+def _show(
+    metrics: Metrics, waiters: Waiters, scores: Scores, code_runs: CodeRuns, commands: HeldCommands, places: Places
+) -> None:
     metrics.gauge_of("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
     metrics.gauge_of("waiting_scores", "Calls that wait for their scores", lambda: scores.waiting)
     metrics.gauge_of("waiting_code_runs", "Calls of /run_code that have no answer yet", lambda: code_runs.waiting)
+    metrics.gauge_of("waiting_commands", "Calls of SWE-ReX's that have no answer yet", lambda: commands.waiting)
     metrics.gauge_of("output_followers", "Streams of live output", lambda: places.taken)
 
 
