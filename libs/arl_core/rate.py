@@ -1,10 +1,13 @@
 """So many calls a second: a quota that refills with time and that no end gives back."""
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["Rate", "TokenBucket"]
+__all__ = ["Rate", "TokenBucket", "arriving_within"]
 
 _ROUNDING = 1e-9
+_SLOWER = 0.95
+"""Where a burst has no room for a margin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,18 @@ class Rate:
     def __post_init__(self) -> None:
         if self.per_s <= 0 or self.burst < 1:
             raise ValueError("a rate is above 0, and its burst at least 1")
+
+
+def arriving_within(rate: Rate, *, late_s: float) -> Rate:
+    """By which to send so that what arrives is within `rate`, each some time later, `late_s` at most.
+
+    Who counts arrivals has a full bucket until the first one, and so fewer tokens later than who counts from its
+    sending: as many as come in that time.
+    """
+    margin = math.ceil(rate.per_s * late_s - _ROUNDING)
+    if rate.burst > margin:
+        return Rate(rate.per_s, rate.burst - margin)
+    return Rate(_SLOWER * rate.per_s, 1)
 
 
 class TokenBucket:

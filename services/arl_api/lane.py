@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import Verdict
-from arl_core.rate import TokenBucket
+from arl_core.rate import TokenBucket, arriving_within
 from arl_core.window import Window
 
 __all__ = ["Lane"]
@@ -16,7 +16,7 @@ __all__ = ["Lane"]
 LONGEST_CLOSED_S = 900.0
 """Whatever it asks for: then somebody looks whether it is so."""
 LATE_S = 0.05
-"""By so much the first request of a burst may arrive later than the next ones: it waits for its connection."""
+"""By so much some requests may arrive later than others: they wait for a connection, say."""
 AGAIN_S = 5.0
 """Within this time a second answer that it is too much says that what is told of the rate is not the reason."""
 
@@ -30,8 +30,8 @@ class Lane:
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.window = Window(settings.concurrency)
-        self._rate = settings.rate
-        self._bucket = TokenBucket(settings.rate, now=time.monotonic()) if settings.rate is not None else None
+        rate = arriving_within(settings.rate, late_s=LATE_S) if settings.rate is not None else None
+        self._bucket = TokenBucket(rate, now=time.monotonic()) if rate is not None else None
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed_until = self._throttled_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -93,7 +93,7 @@ class Lane:
                 continue
             self.in_flight += 1
             if self._bucket is not None:
-                self._bucket.take(1, now=now + self._late_s)
+                self._bucket.take(1, now=now)
             mine.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
@@ -101,21 +101,11 @@ class Lane:
         if self._waiting and self.in_flight < self.window.size:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, self._opens_at(now) - now), self._let_in)
 
-    @property
-    def _late_s(self) -> float:
-        """A token counts as spent so long after its request is sent: the endpoint counts it when that arrives.
-
-        Else the tokens of a burst's end would be back here before they are there. With a burst of one this makes the
-        rate lower, so it is less then.
-        """
-        rate = self._rate
-        return min(LATE_S, ((rate.burst - 1) / 2 + 0.1) / rate.per_s) if rate is not None else 0.0
-
     def _is_of_its_rate(self, now: float) -> bool:
         """Its tokens are used up, so that what was too much is how soon it was and not how many there are."""
         return self._bucket is not None and self._bucket.free(now) < 1 and now - self._throttled_at > AGAIN_S
 
     def _opens_at(self, now: float) -> float:
-        if self._bucket is None or self._bucket.free(now) >= 1:
+        if self._bucket is None:
             return self._closed_until
         return max(self._closed_until, self._bucket.free_at(1, now=now))

@@ -94,7 +94,7 @@ async def test_after_too_much_fewer_are_let_in_and_more_again_after_success() ->
 
 
 async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
-    lane = a_lane(concurrency=64, per_s=100, burst=2)
+    lane = a_lane(concurrency=64, per_s=100, burst=7)
     loop = asyncio.get_running_loop()
     moments: list[float] = []
 
@@ -113,8 +113,8 @@ async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
 
 async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> None:
     """The endpoint's bucket is full until then."""
-    lane = a_lane(concurrency=64, per_s=50, burst=4)
-    there, loop = TokenBucket(Rate(50, 4), now=0.0), asyncio.get_running_loop()
+    lane = a_lane(concurrency=64, per_s=50, burst=6)
+    there, loop = TokenBucket(Rate(50, 6), now=0.0), asyncio.get_running_loop()
     early: list[float] = []
 
     async def request(late_s: float) -> None:
