@@ -154,6 +154,11 @@ class Grants(Generic[AnyReport]):
         """Whether the node's lease counts, so that what it has is its own."""
         return self._heartbeat is not None and self._heartbeat.may_start()
 
+    @property
+    def lapses(self) -> int:
+        """How often the lease was lost and had again."""
+        return self._heartbeat.lapses if self._heartbeat is not None else 0
+
     async def until_name_is_free(self, node: Mapping[str, Any]) -> None:
         """Return when the node may register; raises NameTaken where another lives under its name."""
         await until_free(self._store, node, ttl_s=self._settings.node_ttl_s, look_s=self._settings.beat_s / 2)

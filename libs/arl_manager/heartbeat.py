@@ -33,6 +33,8 @@ class Heartbeat:
         self._beat_s = beat_s
         self._ttl_s = ttl_s
         self._accepted_at = time.monotonic()
+        self.lapses = 0
+        """How often the lease was lost and had again: what this node holds may be others' since."""
         self.fenced: str | None = None
         """Why nothing more is started here, while the lease is another epoch's."""
         self._stopping = threading.Event()
@@ -71,6 +73,7 @@ class Heartbeat:
             while not self._stopping.is_set():
                 sent_at = time.monotonic()
                 if await connection.execute(BEAT, self._node_id, self._epoch) == "UPDATE 1":
+                    self.lapses += sent_at - self._accepted_at >= FENCE_AT * self._ttl_s
                     self._accepted_at = sent_at
                     self.fenced = None
                 elif self.fenced is None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 from arl_wire.base import Strict
-from arl_wire.checks import Base64, is_deep, no_nul
+from arl_wire.checks import Base64, encodable, is_deep, no_nul
 from arl_wire.scores import ServiceName
 from arl_wire.streams import OutputStream
 
@@ -76,14 +76,6 @@ def _no_fragment(query: str) -> str:
     return query
 
 
-def _writable(body: str) -> str:
-    try:
-        body.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode; lone surrogates are not") from None
-    return body
-
-
 RawQuery = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_no_fragment)]
 
 
@@ -103,8 +95,8 @@ class CallRequest(Strict):
     raw_query: Annotated[
         str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_no_fragment)
     ] = Field(default="", description="What follows `?`, as it is; instead of `query`")
-    json_body: Any = Field(default=None, description="Sent as JSON; instead of `body`")
-    body: Annotated[str, AfterValidator(_writable)] | None = Field(
+    json_body: Any = Field(default=None, description="Sent as JSON; instead of `body`, by which null alone can be sent")
+    body: Annotated[str, AfterValidator(encodable)] | None = Field(
         default=None, max_length=MAX_BODY, description="Sent as UTF-8; of type text/plain, if no header names another"
     )
     base64: Base64 | None = Field(
@@ -132,7 +124,7 @@ class CallRequest(Strict):
             return (self.body or "").encode()
         if is_deep(self.json_body):
             raise ValueError("json_body is nested too deep")
-        return _writable(json.dumps(self.json_body, ensure_ascii=False, allow_nan=False)).encode()
+        return encodable(json.dumps(self.json_body, ensure_ascii=False, allow_nan=False)).encode()
 
     @property
     def is_repeatable(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import EncodedBytes, EncoderProtocol
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Base64", "StrictBase64", "argument", "is_deep", "no_nul", "relative_path", "small_json"]
+__all__ = ["Base64", "StrictBase64", "argument", "encodable", "is_deep", "no_nul", "relative_path", "small_json"]
 
 MAX_ARGUMENT = (128 << 10) - 130
 """Bytes: with its end, and with the name before the value of a variable."""
@@ -22,6 +22,10 @@ MAX_DEPTH = 64
 def no_nul(text: str) -> str:
     if "\x00" in text:
         raise ValueError("NUL characters are not allowed")
+    return encodable(text)
+
+
+def encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:

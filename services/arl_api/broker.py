@@ -133,6 +133,8 @@ class Broker:
 def _late(call: Call, last: Heard | None) -> Heard:
     """With the last answer, if there was one: why there was another try."""
     if call.begun is None:
+        if last is not None:
+            return last
         said = f"its turn did not come within {call.timeout_s:g} s: {call.endpoint} takes no more"
         return Heard(verdict=Verdict.THROTTLED, said=said)
     before = f"; before that {last.said}" if last is not None else ""

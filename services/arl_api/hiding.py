@@ -1,11 +1,11 @@
 """What is secret is taken out of what an endpoint repeats of it, in the forms in which it may stand there."""
 
-import json
+import re
 from base64 import b64decode
 from binascii import Error
 from collections.abc import Iterable, Iterator
 from html import escape
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote_plus
 
 __all__ = ["HIDDEN", "Hiding"]
 
@@ -17,21 +17,20 @@ SHORTEST = 4
 class Hiding:
     def __init__(self, secrets: Iterable[str]) -> None:
         """Values of headers and parameters, each as it is sent."""
-        forms = {form for secret in secrets for part in _parts(secret) for form in _forms(part)}
-        self._forms = [form.encode() for form in sorted(forms, key=len, reverse=True)]
+        words = {part for secret in secrets for part in _parts(secret) if len(part) >= SHORTEST}
+        longest_first = sorted(words, key=len, reverse=True)
+        self._words = [word.encode() for word in longest_first]
+        self._pattern = re.compile("|".join(map(_pattern, longest_first)).encode()) if words else None
 
     def of(self, content: bytes) -> bytes:
-        for form in self._forms:
-            content = content.replace(form, HIDDEN)
-        return content
+        return content if self._pattern is None else self._pattern.sub(HIDDEN, content)
 
     def of_beginning(self, content: bytes) -> bytes:
         """Of what was cut: its end may be the beginning of something secret."""
         content = self.of(content)
-        longest = max(map(len, self._forms), default=0)
+        longest = max(map(len, self._words), default=0)
         for length in range(min(longest - 1, len(content)), 0, -1):
-            end = content[-length:]
-            if any(form.startswith(end) for form in self._forms):
+            if any(word.startswith(content[-length:]) for word in self._words):
                 return content[:-length]
         return content
 
@@ -48,9 +47,13 @@ def _parts(secret: str) -> Iterator[str]:
         yield from (f"{user}:{password}", password)
 
 
-def _forms(secret: str) -> Iterator[str]:
-    """In text, in addresses, in JSON and in HTML."""
-    if len(secret) >= SHORTEST:
-        written = json.dumps(secret)[1:-1]
-        yield from (secret, quote(secret, safe=""), quote_plus(secret), quote(secret), written)
-        yield from (written.replace("/", "\\/"), escape(secret))
+def _pattern(word: str) -> str:
+    """Letters and digits stand as they are; all else may be escaped as in addresses, JSON and HTML, here or there."""
+    return "".join(each if each.isalnum() else _escapes(each) for each in word)
+
+
+def _escapes(character: str) -> str:
+    code = ord(character)
+    escaped = (rf"%{code:02x}", rf"\\u{code:04x}", rf"&#0*{code};", rf"&#x0*{code:x};")
+    plain = {re.escape(each) for each in (character, f"\\{character}", quote_plus(character), escape(character))}
+    return f"(?:{'|'.join(sorted(plain, key=len, reverse=True))}|(?i:{'|'.join(escaped)}))"

@@ -66,7 +66,7 @@ class Lane:
             self.health = f"{verdict.value}: {said}"
         if verdict is Verdict.THROTTLED:
             self.throttled += 1
-            if not self._is_of_its_rate(now):
+            if not self._is_of_its_rate(now, sent=sent):
                 self.window.throttled(sent=sent, now=now)
             self._throttled_at = now
             self._closed_until = max(self._closed_until, now + min(asked_for_s or 0.0, LONGEST_CLOSED_S))
@@ -101,9 +101,13 @@ class Lane:
         if self._waiting and self.in_flight < self.window.size:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, self._opens_at(now) - now), self._let_in)
 
-    def _is_of_its_rate(self, now: float) -> bool:
-        """Its tokens are used up, so that what was too much is how soon it was and not how many there are."""
-        return self._bucket is not None and self._bucket.free(now) < 1 and now - self._throttled_at > AGAIN_S
+    def _is_of_its_rate(self, now: float, *, sent: float) -> bool:
+        """Its tokens are used up, so that what was too much is how soon it was and not how many there are.
+
+        Unless it is so again, of a request that was sent since that was heard.
+        """
+        is_again = sent > self._throttled_at and now - self._throttled_at <= AGAIN_S
+        return self._bucket is not None and self._bucket.free(now) < 1 and not is_again
 
     def _opens_at(self, now: float) -> float:
         if self._bucket is None:

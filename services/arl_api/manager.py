@@ -42,15 +42,14 @@ class Manager(CountedNode[Report]):
         metrics = metrics or Metrics()
         self._metrics = ApiMetrics(metrics)
         metrics.on_scrape(self._show)
-        self._broker = Broker(
-            settings.endpoints, self._metrics, report=self._report, may_send=lambda: self._grants.may_start
-        )
+        self._broker = Broker(settings.endpoints, self._metrics, report=self._report, may_send=self._may_send)
         super().__init__()
         # What was granted before an endpoint bore less waits here for its turn: refused, it would come back at once.
         self.set_capacity({calls_of(name): each.concurrency for name, each in self._endpoints.items()})
         self._grants: Grants[Report] = Grants(
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
+        self._lapses_known = 0
         self._said, self._counted, self._counted_at = "", "", float("-inf")
         self.failed: str | None = "the manager has not registered yet"
 
@@ -71,11 +70,12 @@ class Manager(CountedNode[Report]):
 
     async def poll(self) -> bool:
         await self._publish()
-        before = self.fences
+        before, lapses = self.fences, self._grants.lapses
         async with self._store.read() as tx:
             held = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
         await self._grants.start_found(held, before=before)
         await self._grants.end_unwanted(held, before=before)
+        self._lapses_known = lapses
         return bool(held)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
@@ -110,6 +110,10 @@ class Manager(CountedNode[Report]):
     async def settle(self, reports: Sequence[Report]) -> Settled:
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
+
+    def _may_send(self) -> bool:
+        """The lease counts, and what was lost while it did not is known: that is here no more."""
+        return self._grants.may_start and self._lapses_known == self._grants.lapses
 
     def _refusal(self, call: Call) -> Report | None:
         """Of what admission let in before it knew this broker, or while its settings were others."""

@@ -27,31 +27,50 @@ class Content:
 
 async def read(response: aiohttp.ClientResponse, *, keep: int) -> Content:
     """Raises `Unreadable`, and what aiohttp raises where the connection breaks off."""
-    packing = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if packing not in ("identity", "", *PACKINGS):
+    packing = response.headers.get("Content-Encoding", "").strip().lower() or "identity"
+    if packing not in ("identity", *PACKINGS):
         raise Unreadable(f"its answer is packed as {packing[:32]!r}, which nobody asked for")
-    unpacker = zlib.decompressobj(PACKINGS[packing]) if packing in PACKINGS else None
+    unpacking = Unpacking(packing) if packing in PACKINGS else None
     kept, total = bytearray(), 0
     async for chunk in response.content.iter_chunked(CHUNK):
-        for part in _unpacked(chunk, unpacker):
+        for part in unpacking.of(chunk) if unpacking is not None else (chunk,):
             kept += part[: max(0, keep - len(kept))]
             total += len(part)
-            if total >= MOST:
+            if total > MOST:
                 response.close()
                 return Content(bytes(kept), total)
-    if unpacker is not None and total and not unpacker.eof:
+    if unpacking is not None and not unpacking.has_ended:
         raise Unreadable("its answer ends before its end")
     return Content(bytes(kept), total)
 
 
-def _unpacked(chunk: bytes, unpacker: "zlib._Decompress | None") -> Iterator[bytes]:
-    """In parts: a few bytes may be packed gigabytes."""
-    if unpacker is None:
-        yield chunk
-        return
-    try:
+class Unpacking:
+    """Gzip of one member after another (RFC 1952), or zlib's format, which some leave the head out of (RFC 1951)."""
+
+    def __init__(self, packing: str) -> None:
+        self._packing = packing
+        self._unpacker: zlib._Decompress | None = None
+        self._is_empty = True
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_empty or self._unpacker is None or self._unpacker.eof
+
+    def of(self, chunk: bytes) -> Iterator[bytes]:
+        """In parts: a few bytes may be packed gigabytes."""
         while chunk:
-            yield unpacker.decompress(chunk, CHUNK)
+            self._is_empty = False
+            unpacker = self._unpacker = self._unpacker or self._begun(chunk)
+            try:
+                yield unpacker.decompress(chunk, CHUNK)
+            except zlib.error:
+                raise Unreadable("its answer is not packed as it says") from None
             chunk = unpacker.unconsumed_tail
-    except zlib.error:
-        raise Unreadable("its answer is not packed as it says") from None
+            if unpacker.eof and unpacker.unused_data:
+                chunk, self._unpacker = unpacker.unused_data.lstrip(b"\0"), None
+                if chunk and self._packing == "deflate":
+                    raise Unreadable("its answer goes on after its end")
+
+    def _begun(self, chunk: bytes) -> "zlib._Decompress":
+        has_no_head = self._packing == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED
+        return zlib.decompressobj(-zlib.MAX_WBITS if has_no_head else PACKINGS[self._packing])

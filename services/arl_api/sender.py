@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -68,6 +68,8 @@ class Sender:
                 return self._heard(response, await read(response, keep=self._settings.kept_bytes))
         except aiohttp.ClientConnectorError as error:
             return Heard(verdict=Verdict.UNREACHED, said=f"no connection: {_why(error)}")
+        except aiohttp.ClientHttpProxyError as error:
+            return Heard(verdict=Verdict.UNREACHED, said=f"no connection: the proxy answered {error.status}")
         except aiohttp.ConnectionTimeoutError:
             return Heard(verdict=Verdict.UNREACHED, said=f"no connection within {CONNECT_S:g} s")
         except aiohttp.InvalidURL:
@@ -111,10 +113,9 @@ class Sender:
     def _url(self, call: Call) -> URL:
         """As it was checked: nothing is decoded or normalised any more."""
         own = self._settings.own_query
-        query = call.raw_query or urlencode(
-            {name: value for name, value in call.query.items() if name not in own}, doseq=True
-        )
-        query = "&".join(part for part in (query, urlencode(own)) if part)
+        query = call.raw_query or urlencode(call.query, doseq=True)
+        theirs = [part for part in query.split("&") if part and unquote_plus(part.partition("=")[0]) not in own]
+        query = "&".join([*theirs, *filter(None, [urlencode(own)])])
         path = f"/{call.path}" if call.path else ""
         return URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
 

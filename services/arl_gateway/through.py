@@ -15,6 +15,8 @@ __all__ = ["Through"]
 
 AGAIN_S = 5
 LATE = frozenset({"endpoint_timeout"})
+NOT_THE_LAST = LATE | {"endpoint_broke_off"}
+REDIRECTIONS = frozenset({301, 302, 303, 305, 307, 308})
 NOT_SENT = frozenset({"endpoint_throttled", "endpoint_unreachable"})
 """Reasons of an `infra_error` after which whoever asked may ask again, whatever he asked for."""
 ASK_NO_MORE = {"x-should-retry": "false"}
@@ -65,7 +67,12 @@ class Through:
 
 
 def _with_answer(settled: Action, action: SubmitAction) -> Action:
-    if settled.result is not None and settled.result.response is not None:
+    """What was answered to a try before the last says nothing of that one, and a redirection leads nowhere."""
+    response = settled.result.response if settled.result is not None else None
+    if response is not None and response.status in REDIRECTIONS:
+        said = f"the endpoint answered {response.status} and another address; only its operator can change that"
+        raise _without_answer(action, said)
+    if response is not None and settled.reason not in NOT_THE_LAST:
         return settled
     why = f"{settled.reason or settled.outcome}: {settled.message or 'no answer'}"
     if settled.outcome is Outcome.DEADLINE_IN_QUEUE:

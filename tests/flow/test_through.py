@@ -91,7 +91,8 @@ async def test_what_a_client_sends_arrives_as_it_was(site: Site) -> None:
     assert (answer.status_code, answer.content) == (200, b"\xff\x00")
     assert answer.headers["request-id"] == "r1"
     assert site.there.asked[-1].url == "/_search?flag&a=%20b&c=+d&a"
-    assert (await site.api.head("/endpoints/many/x")).headers["x-method"] == "HEAD"
+    head = await site.api.head("/endpoints/many/x")
+    assert (head.headers["x-method"], "content-length" in head.headers) == ("HEAD", False)
     assert (await site.api.get("/endpoints/many")).headers["x-method"] == "GET"
     assert site.there.asked[-1].url == "/"
 
@@ -116,6 +117,19 @@ async def test_no_answer_sends_a_client_elsewhere_or_speaks_for_us(site: Site) -
     answer = await site.api.post("/endpoints/many/x", follow_redirects=True)
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert "another address" in answer.json()["detail"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_what_was_answered_to_an_earlier_try_is_no_answer_to_the_last(site: Site) -> None:
+    async def late(_: Asked) -> web.StreamResponse:
+        if len(site.there.asked) == 1:
+            return web.Response(status=429, headers={"Retry-After": "0.01"})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    site.there.answer = late
+    answer = await site.api.post("/endpoints/search/x", content=b"pay", headers={"tangram-timeout_s": "1.5"})
+    assert (answer.status_code, answer.headers["x-should-retry"], len(site.there.asked)) == (504, "false", 2)
 
 
 async def test_who_asked_for_what_may_have_been_carried_out_is_not_told_to_ask_again(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -88,6 +89,41 @@ async def test_what_is_packed_unasked_is_unpacked() -> None:
     found = await heard(head + PACKED)
     assert found.answer is not None
     assert (found.answer.body, found.answer.headers) == (b"found " * 100, {})
+
+
+@pytest.mark.parametrize(
+    ("packing", "packed"),
+    [
+        ("gzip", gzip.compress(b"first ") + gzip.compress(b"second") + b"\0\0"),
+        ("deflate", zlib.compress(b"first second")),
+        ("deflate", zlib.compress(b"first second")[2:-4]),  # as some servers have it
+    ],
+)
+async def test_every_form_of_packing_is_read_to_its_end(packing: str, packed: bytes) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {packing}\r\nContent-Length: {len(packed)}\r\n\r\n"
+    found = await heard(head.encode() + packed)
+    assert found.answer is not None
+    assert found.answer.body == b"first second"
+
+
+async def test_one_that_is_as_long_as_may_be_kept_and_longer_is_cut() -> None:
+    long = b"x" * ((16 << 20) + 5)
+    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, keep_kib=16 << 10)
+    assert found.answer is not None
+    assert found.answer.total_bytes > len(found.answer.body)
+
+
+async def test_the_operators_parameters_are_nobodys_to_change() -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(TEXT + b"\r\nfound")
+        await writer.drain()
+
+    async with serving(serve, query={"safe": "strict"}, secret_query={"key": KEY}) as sender:
+        await sender.send(a_call(raw_query="safe=off&%6bey=mine&q=a%20b&flag"))
+    assert asked[0].startswith(b"GET /?q=a%20b&flag&safe=strict&key=" + KEY.encode() + b" HTTP/1.1")
 
 
 async def test_few_bytes_that_are_packed_gigabytes_are_cut() -> None:

@@ -133,7 +133,8 @@ async def test_too_much_when_tokens_are_used_up_halves_nothing_unless_it_is_so_a
     lane = a_lane(concurrency=8, per_s=1, burst=1)
     async with lane.turn(again=False):
         sent = asyncio.get_running_loop().time()
-        lane.learn(Verdict.THROTTLED, "429", sent=sent, asked_for_s=None)
-        assert (lane.window.size, lane.throttled) == (8, 1)
+        for _ in range(2):  # of requests that were under way together
+            lane.learn(Verdict.THROTTLED, "429", sent=sent, asked_for_s=None)
+        assert (lane.window.size, lane.throttled) == (8, 2)
         lane.learn(Verdict.THROTTLED, "429", sent=sent + 1, asked_for_s=None)
-        assert (lane.window.size, lane.throttled) == (4, 2)
+        assert (lane.window.size, lane.throttled) == (4, 3)

@@ -19,6 +19,11 @@ KEY = 'a+b/c==Qq"x&y z'
     [
         *(KEY, quote(KEY), quote(KEY, safe=""), quote_plus(KEY), json.dumps(KEY)[1:-1], escape(KEY)),
         json.dumps(KEY)[1:-1].replace("/", "\\/"),
+        *(
+            quote(KEY).replace("%2B", "%2b"),
+            KEY.replace("+", "\\u002B").replace("=", "\\u003d"),
+            KEY.replace("&", "&#38;"),
+        ),
     ],
 )
 def test_each_form_of_it_is_hidden(form: str) -> None:

@@ -16,6 +16,7 @@ from arl_gateway.compat.swerex.bodies import CreateSession, Execute, ReadFile, R
 from arl_gateway.compat.swerex.errors import RaisedThere
 from arl_gateway.compat.swerex.multipart import fields_of
 from arl_wire.actions import Action, ActionResult
+from arl_wire.errors import ValidationFailed
 from arl_wire.streams import OutputStream
 
 MARK = "0" * 32
@@ -120,3 +121,39 @@ def test_a_form_is_read_to_the_byte() -> None:
         + b"\r\n--B--\r\nepilogue"
     )
     assert fields_of(form, b"B") == {"target_path": b"/a b", "file": content}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        b"",
+        b"--B--",
+        b'--B\r\nContent-Disposition: form-data; name="file"\r\n\r\ncut off',
+        b'--B\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n' * 20 + b"--B--",
+        b"--B\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--B--",
+    ],
+)
+def test_a_form_that_was_cut_or_has_too_much_is_none(form: bytes) -> None:
+    if form == b"--B--":
+        assert fields_of(form, b"B") == {}
+        return
+    with pytest.raises(ValidationFailed, match="ends with its boundary"):
+        fields_of(form, b"B")
+
+
+@pytest.mark.parametrize("boundary", [b"", b" ", b"a" * 71, b"a\r\nb"])
+def test_no_boundary_is_none(boundary: bytes) -> None:
+    with pytest.raises(ValidationFailed):
+        fields_of(b"--" + boundary + b"--", boundary)
+
+
+def test_a_mark_that_a_trap_of_the_session_changed_is_none() -> None:
+    action = a_settled(Outcome.OK, shown=f"{MARK}:zz:{MARK}:0:\nfound\n".encode())
+    assert "found" in shells.observed(action, RunCommand(command="true"), MARK).output
+
+
+def test_bytes_that_are_no_text_are_an_error_of_reading_them() -> None:
+    action = a_settled(Outcome.OK, shown=b"\xff")
+    with pytest.raises(RaisedThere) as raised:
+        files.read(action, ReadFile(path="f", errors="surrogateescape"))
+    assert raised.value.transferred.class_path == "builtins.UnicodeEncodeError"

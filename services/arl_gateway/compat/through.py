@@ -18,7 +18,7 @@ from arl_kit.app import documented, validation_failed
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, Name, SubmitAction
 from arl_wire.calls import CREDENTIALS, OF_THE_CONNECTION, CallResponse, EndpointName
-from arl_wire.errors import EndpointUnknown, GatewayTimeout, TooLarge, Unavailable
+from arl_wire.errors import EndpointUnknown, GatewayTimeout, TooLarge
 
 __all__ = ["router"]
 
@@ -34,10 +34,9 @@ KEYS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-
 """Parameters by which clients send a key. Theirs is one of ours, or none."""
 FOR_THEM = re.compile(
     r"content-(type|language|disposition)|cache-control|etag|last-modified|expires|vary|retry-after|link|server-timing"
-    r"|request-id|ratelimit.*|x-.*|openai-.*|anthropic-.*|apim-.*|cf-ray"
+    r"|request-id|ratelimit.*|x-(?!accel|sendfile|lighttpd|reproxy).*|openai-.*|anthropic-.*|apim-.*|cf-ray"
 )
 """Headers of an answer that go on: no other one may tell a client where to send our key, or what to think of us."""
-REDIRECTIONS = frozenset({301, 302, 303, 305, 307, 308})
 
 
 class _AskedOf(Whose):
@@ -62,7 +61,7 @@ async def through(endpoint: EndpointName, caller: Writer, request: Request, path
         settled = await unless_gone(request, going.answered(action, caller, trace_of(request)))
     except ClientDisconnect:
         return Response(status_code=NOBODY)
-    return _answer(settled)
+    return _answer(settled, is_head=request.method == "HEAD")
 
 
 for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
@@ -81,10 +80,11 @@ async def _request(path: str, request: Request) -> dict[str, Any]:
     before = request.scope.get("root_path", "").count("/") + len(("", "endpoints", "name"))
     raw = "/".join(request.scope["raw_path"].decode("latin-1").split("/")[before:])
     headers = {name: value for name, value in request.headers.items() if _is_for_it(name, value)}
+    query = request.scope["query_string"].decode("latin-1").split("&")
     return {
         "method": request.method,
         "path": raw if path else "",
-        "raw_query": "&".join(part for part in request.url.query.split("&") if _is_no_key(part)),
+        "raw_query": "&".join(part for part in query if _is_no_key(part)),
         "headers": dict(list(headers.items())[:MOST_HEADERS]),
         **_body(await request.body()),
     }
@@ -117,18 +117,18 @@ def _is_no_key(part: str) -> bool:
     return unquote_plus(part.partition("=")[0]).lower() not in KEYS
 
 
-def _answer(action: Action) -> Response:
+def _answer(action: Action, *, is_head: bool) -> Response:
     response = action.result.response if action.result is not None else None
     if response is None:
         raise LookupError(f"{action.id} has no answer")
-    if response.status in REDIRECTIONS:
-        said = f"the endpoint answered {response.status} and another address; only its operator can change that"
-        raise Unavailable(said)
     headers = {name: value for name, value in response.headers.items() if FOR_THEM.fullmatch(name)}
     headers[ACTION] = str(action.id)
     if action.outcome is not None and action.outcome != "ok":
         headers[OUTCOME] = f"{action.outcome}; {action.reason}" if action.reason else str(action.outcome)
-    return Response(_content(response), status_code=response.status, headers=headers)
+    answer = Response(_content(response), status_code=response.status, headers=headers)
+    if is_head:  # of how long a body would be, nothing is known here
+        del answer.headers["content-length"]
+    return answer
 
 
 def _content(response: CallResponse) -> bytes:

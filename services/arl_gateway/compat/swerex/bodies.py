@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import AfterValidator, BaseModel, Field, RootModel
+
+from arl_wire.checks import encodable
 
 __all__ = [
     "CloseReply",
@@ -118,7 +120,7 @@ class ReadFileReply(BaseModel):
 
 
 class WriteFile(BaseModel):
-    content: str
+    content: Annotated[str, AfterValidator(encodable)]
     path: str
 
 

@@ -59,9 +59,11 @@ def read(action: Action, body: ReadFile) -> str:
         if body.encoding is not None and lookup(body.encoding).name in SLOW_CODECS:
             raise LookupError(f"{body.encoding} is not decoded here")
         text = io.TextIOWrapper(io.BytesIO(content), body.encoding or "utf-8", body.errors or "strict")
-        return text.read()
-    except UnicodeDecodeError as error:
-        raise RaisedThere(str(error), "builtins.UnicodeDecodeError") from None
+        found = text.read()
+        found.encode()  # what `surrogateescape` made of bytes is no text that JSON could say
+        return found
+    except UnicodeError as error:
+        raise RaisedThere(str(error), f"builtins.{type(error).__name__}") from None
     except (LookupError, ValueError, TypeError) as error:
         raise RaisedThere(str(error).strip("'"), f"builtins.{type(error).__name__}") from None
 

@@ -23,7 +23,7 @@ from arl_kit.app import validation_failed
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, ActionPage, SubmitAction
 from arl_wire.environments import Environment, EnvironmentState
-from arl_wire.errors import NotFound, TangramError, ValidationFailed
+from arl_wire.errors import NotFound, TangramError, TooManyRequests, Unavailable, ValidationFailed
 
 __all__ = ["FILES_WITHIN_S", "Runtime", "runtime_of", "why_not_alive"]
 
@@ -50,6 +50,8 @@ class Runtime:
     ) -> Action:
         """Settled. Where the caller goes away, it is cancelled. `of` tells several of one call apart."""
         if (why_not := why_not_alive(self.place.environment)) is not None:
+            if self.place.environment is not None and self.place.environment.state is EnvironmentState.LOST:
+                raise RaisedThere(f"infra_error: {why_not}", code="conflict", is_infrastructure=True)
             raise RaisedThere(why_not, code="conflict")
         limit_s = A_DAY_S if timeout_s is None else min(A_DAY_S, max(SHORTEST_S, timeout_s))
         common = {"task": self.place.task, "trajectory": self.place.trajectory, "profile": profile}
@@ -181,4 +183,7 @@ def _action(given: dict[str, Any]) -> SubmitAction:
 
 
 def _raised(refused: TangramError) -> RaisedThere:
+    """Where there was no room, or no service, that says nothing about the command."""
+    if isinstance(refused, TooManyRequests | Unavailable):
+        return RaisedThere(f"infra_error: {refused.detail}", code=refused.code, is_infrastructure=True)
     return RaisedThere(refused.detail, code=refused.code)

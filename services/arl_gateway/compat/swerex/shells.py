@@ -66,7 +66,7 @@ def opening(body: CreateSession) -> str:
 
 def running(command: str, mark: str) -> str:
     text = quote(command)
-    check = f"{{ {IS_OURS} || \\builtin exit 0; __tangram_rex {mark} {text}; }} 2>/dev/null"
+    check = f"{{ {IS_OURS} || \\builtin exit 0; \\__tangram_rex {mark} {text}; }} 2>/dev/null"
     return f"{check} && \\builtin eval {text}"
 
 
@@ -153,12 +153,13 @@ class _Ran:
 
     @classmethod
     def of(cls, action: Action, mark: str) -> "_Ran":
-        before, found, rest = _shown(action).partition(f"{mark}:")
-        if not found:
-            return cls(before, is_marked=False)
-        status, _, rest = rest.partition(":")
-        if status != "0":
-            return cls(before, is_marked=True, syntax=(int(status), rest))
+        shown = _shown(action)
+        found = re.search(rf"{mark}:(\d{{1,3}}):", shown)  # a trap of the session's own may show the mark otherwise
+        if found is None:
+            return cls(shown, is_marked=False)
+        before, rest = shown[: found.start()], shown[found.end() :]
+        if found[1] != "0":
+            return cls(before, is_marked=True, syntax=(int(found[1]), rest))
         failure = _failure(action)
         note = f"\n{failure}\n" if failure else ""
         return cls(before + rest.removeprefix("\n") + note, is_marked=True, failure=failure)
