@@ -18,7 +18,7 @@ from arl_kit.ids import uuid7
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 TEXT = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"
-PACKED = gzip.compress(b"found " * 100)
+PACKED = gzip.compress(b"found " * 100, mtime=0)
 KEY = "sk-0123456789abcdef"
 
 
@@ -78,6 +78,7 @@ async def heard(answer: bytes, *, call: Call | None = None, **settings: Any) -> 
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nplain",
         b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 5\r\n\r\nplain",
     ],
+    ids=("nothing", "another_protocol", "short", "bad_chunk", "bad_status", "gzip_cut", "no_gzip", "brotli"),
 )
 async def test_what_is_no_whole_answer_is_none(answer: bytes) -> None:
     found = await heard(answer)
@@ -94,10 +95,11 @@ async def test_what_is_packed_unasked_is_unpacked() -> None:
 @pytest.mark.parametrize(
     ("packing", "packed"),
     [
-        ("gzip", gzip.compress(b"first ") + gzip.compress(b"second") + b"\0\0"),
+        ("gzip", gzip.compress(b"first ", mtime=0) + gzip.compress(b"second", mtime=0) + b"\0\0"),
         ("deflate", zlib.compress(b"first second")),
         ("deflate", zlib.compress(b"first second")[2:-4]),  # as some servers have it
     ],
+    ids=("members", "zlib", "raw"),
 )
 async def test_every_form_of_packing_is_read_to_its_end(packing: str, packed: bytes) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {packing}\r\nContent-Length: {len(packed)}\r\n\r\n"
