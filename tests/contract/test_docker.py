@@ -196,7 +196,7 @@ async def test_its_commands_bring_up_two_nodes_that_run_actions(databases: Datab
                 nodes = (await api.get("/v1/admin/nodes")).json()["items"]
                 body = {"task": "t", "argv": ["sh", "-c", "echo $((6 * 7))"]}
                 action = (await api.post("/v1/actions", json=body, params={"wait": 50})).json()
-        assert {node["name"] for node in nodes if node["alive"]} == {"cpu-1", "cpu-2"}
+        assert {node["name"] for node in nodes if node["alive"]} == {"cpu-1", "cpu-2", "api-1"}
         assert (action["outcome"], action["result"]["stdout"]["text"]) == ("ok", "42\n")
     finally:
         shutil.rmtree(directory)
