@@ -1,8 +1,5 @@
 """The broker of external APIs: their quotas, shared by all jobs."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from fastapi import FastAPI
 
 from arl_api.manager import Manager
@@ -11,6 +8,7 @@ from arl_api.settings import ApiSettings
 from arl_kit.app import create_app, metrics_of
 from arl_kit.hops import Hops, mount
 from arl_kit.peers import Peers
+from arl_manager.process import lifespan_of, readiness_of
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
 
@@ -27,21 +25,8 @@ def build(settings: ApiSettings) -> FastAPI:
     metrics = metrics_of("api", store)
     manager = Manager(store, peers, notifier, settings, metrics)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await peers.start()
-        await notifier.start()
-        await manager.start()
-        yield
-        await manager.stop()
-        await notifier.stop()
-        await peers.stop()
-        await store.close()
-
-    async def ready(within_s: float) -> str | None:
-        await store.ping(within_s=within_s)
-        return manager.failed or manager.fenced
-
+    lifespan = lifespan_of(manager, store=store, peers=peers, notifier=notifier)
+    ready = readiness_of(manager, store=store)
     app = create_app(
         title="tangram api broker", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY}, metrics=metrics
     )

@@ -50,7 +50,9 @@ class Manager(CountedNode[Report]):
             self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
         )
         self._lapses_known = 0
-        self._said, self._counted, self._counted_at = "", "", float("-inf")
+        self._said: list[dict[str, Any]] = []
+        self._counted: list[dict[str, int]] = []
+        self._counted_at = float("-inf")
         self.failed: str | None = "the manager has not registered yet"
 
     async def start(self) -> None:
@@ -146,7 +148,7 @@ class Manager(CountedNode[Report]):
     async def _say(self, tx: WriteTx) -> None:
         said, counted = self._described(), self._counts()
         lanes = self._broker.lanes
-        endpoints = [{**json.loads(said)[name], **json.loads(counted)[name]} for name in lanes]
+        endpoints = [{**each, **counts} for each, counts in zip(said, counted, strict=True)]
         capacity = {calls_of(name): lane.window.size for name, lane in lanes.items()}
         rates = {
             calls_of(name): {"per_s": rate.per_s, "burst": rate.burst}
@@ -158,14 +160,13 @@ class Manager(CountedNode[Report]):
         )
         self._said, self._counted, self._counted_at = said, counted, time.monotonic()
 
-    def _described(self) -> str:
-        """JSON by name. Nothing in it is secret."""
-        return json.dumps({name: _described(name, lane) for name, lane in self._broker.lanes.items()})
+    def _described(self) -> list[dict[str, Any]]:
+        """Nothing in it is secret."""
+        return [_described(name, lane) for name, lane in self._broker.lanes.items()]
 
-    def _counts(self) -> str:
-        lanes = self._broker.lanes
-        counts = {name: {"requests": lane.requests, "throttled": lane.throttled} for name, lane in lanes.items()}
-        return json.dumps(counts)
+    def _counts(self) -> list[dict[str, int]]:
+        """In the same order."""
+        return [{"requests": lane.requests, "throttled": lane.throttled} for lane in self._broker.lanes.values()]
 
     def _description(self) -> dict[str, Any]:
         """This node's row."""

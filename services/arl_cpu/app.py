@@ -1,8 +1,5 @@
 """The CPU manager of one node."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from fastapi import FastAPI
 
 from arl_cpu.executor import Executor
@@ -16,6 +13,7 @@ from arl_cpu.transfer_routes import WORK, add_transfers
 from arl_kit.app import create_app, metrics_of
 from arl_kit.hops import Hops, mount
 from arl_kit.peers import Peers
+from arl_manager.process import lifespan_of, readiness_of
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
 
@@ -36,21 +34,8 @@ def build(settings: CpuSettings) -> FastAPI:
     manager = Manager(store, peers, notifier, executor, settings, metrics)
     live = Live(executor)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await peers.start()
-        await notifier.start()
-        await manager.start()
-        yield
-        await manager.stop()
-        await notifier.stop()
-        await peers.stop()
-        await store.close()
-
-    async def ready(within_s: float) -> str | None:
-        await store.ping(within_s=within_s)
-        return manager.failed or manager.fenced
-
+    lifespan = lifespan_of(manager, store=store, peers=peers, notifier=notifier)
+    ready = readiness_of(manager, store=store)
     bodies = {WORK: MAX_ARCHIVE, "": MAX_BODY}
     app = create_app(
         title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=bodies, metrics=metrics

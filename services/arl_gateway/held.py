@@ -42,6 +42,19 @@ class Held:
             self.in_background(self._cancel_admitted(admitting, caller))
             raise
 
+    async def settled_before(
+        self, stopping: asyncio.Event, admission: Coroutine[Any, Any, Admitted], caller: Caller
+    ) -> Action | None:
+        """As `settled`; None where that event comes first: nobody waits any more then, and the action is cancelled."""
+        settling = asyncio.ensure_future(self.settled(admission, caller))
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait((settling, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return settling.result() if settling.done() else None
+        finally:
+            for each in (settling, stopped):
+                each.cancel()
+
     def in_background(self, doing: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.create_task(doing, name="held")
         self._tasks.add(task)

@@ -27,17 +27,14 @@ class HeldCommands:
         Who comes again with the same key has the same action.
         """
         self.waiting += 1
-        settling = asyncio.ensure_future(self._held.settled(self._admitted(action, caller, trace, key), caller))
-        stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((settling, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not settling.done():
-                raise Unavailable("this gateway is about to end, and the command with it", retry_after_s=1)
-            return settling.result()
+            admission = self._admitted(action, caller, trace, key)
+            settled = await self._held.settled_before(self._stopping, admission, caller)
         finally:
             self.waiting -= 1
-            for each in (settling, stopping):
-                each.cancel()
+        if settled is None:
+            raise Unavailable("this gateway is about to end, and the command with it", retry_after_s=1)
+        return settled
 
     def stop(self) -> None:
         """Who waits is told so."""

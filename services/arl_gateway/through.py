@@ -1,6 +1,7 @@
 """Requests that go through to an endpoint: its API's client has another address and key, and is otherwise as it was."""
 
 import asyncio
+import time
 
 from arl_core.states import Outcome
 from arl_gateway.auth import Caller
@@ -14,6 +15,7 @@ from arl_wire.errors import EndpointUnknown, FieldError, GatewayTimeout, Tangram
 __all__ = ["Through"]
 
 AGAIN_S = 5
+KEPT_S = 2.0
 LATE = frozenset({"endpoint_timeout"})
 NOT_THE_LAST = LATE | {"endpoint_broke_off"}
 REDIRECTIONS = frozenset({301, 302, 303, 305, 307, 308})
@@ -27,6 +29,8 @@ class Through:
     def __init__(self, store: Store, actions: Actions) -> None:
         self._store, self._actions, self._held = store, actions, Held(actions)
         self._stopping = asyncio.Event()
+        self._there_until: dict[str, float] = {}
+        """By endpoint, of those that there are."""
 
     async def answered(self, action: SubmitAction, caller: Caller, trace: Trace) -> Action:
         """The settled action, with what the endpoint answered. Where this is cancelled, so is the action.
@@ -35,29 +39,29 @@ class Through:
         endpoint that no living broker has: who submits an action may want to wait for one, who calls an API does not.
         """
         await self._must_be_there(action.endpoint or "")
-        settling = asyncio.ensure_future(self._held.settled(self._actions.admit(action, caller, trace=trace), caller))
-        stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((settling, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not settling.done():
-                raise _without_answer(action, "this gateway is about to end, and whether it was sent is not known")
-            return _with_answer(settling.result(), action)
+            admission = self._actions.admit(action, caller, trace=trace)
+            settled = await self._held.settled_before(self._stopping, admission, caller)
         except TooManyRequests as error:
             # A 429 is the endpoint's here: its clients have rules of their own for that.
             raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
-        finally:
-            for each in (settling, stopping):
-                each.cancel()
+        if settled is None:
+            raise _without_answer(action, "this gateway is about to end, and whether it was sent is not known")
+        return _with_answer(settled, action)
 
     async def _must_be_there(self, endpoint: str) -> None:
+        """One look is good for all that ask in the next seconds."""
+        if time.monotonic() < self._there_until.get(endpoint, 0.0):
+            return
         async with self._store.read() as tx:
             is_there = await is_there_an_endpoint(tx, endpoint)
         if not is_there:
             message = f"no broker that lives has {endpoint!r}; TANGRAM_ENDPOINTS names them"
             raise EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
+        self._there_until[endpoint] = time.monotonic() + KEPT_S
 
     def stop(self) -> None:
-        """Who waits is told to send it again."""
+        """Who waits is told so."""
         self._stopping.set()
 
     async def drain(self) -> None:

@@ -1,7 +1,5 @@
 """The GPU manager of one node."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 
 from fastapi import FastAPI
@@ -17,6 +15,7 @@ from arl_gpu.worker_client import Worker
 from arl_kit.app import create_app, metrics_of
 from arl_kit.hops import Hops, mount
 from arl_kit.peers import Peers
+from arl_manager.process import lifespan_of, readiness_of
 from arl_store.tx import open_store
 from arl_store.wake import Notifier
 
@@ -46,21 +45,8 @@ def build(settings: GpuSettings) -> FastAPI:
     if host is not None:
         host.tell(manager.scoring.learn)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await peers.start()
-        await notifier.start()
-        await manager.start()
-        yield
-        await manager.stop()
-        await notifier.stop()
-        await peers.stop()
-        await store.close()
-
-    async def ready(within_s: float) -> str | None:
-        await store.ping(within_s=within_s)
-        return manager.failed or manager.fenced
-
+    lifespan = lifespan_of(manager, store=store, peers=peers, notifier=notifier)
+    ready = readiness_of(manager, store=store)
     app = create_app(
         title="tangram gpu manager", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY}, metrics=metrics
     )
