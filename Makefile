@@ -48,7 +48,7 @@ $(TORCH)/.ready: constraints.txt $(VENV)/.ready
 	@touch $@
 
 test-torch: $(TORCH)/.ready
-	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_arriving.py tests/unit/test_encoders.py \
+	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py \
 		tests/unit/test_hugging_face.py tests/unit/test_quality.py tests/unit/test_teachers.py tests/unit/test_tensor_parallel.py \
 		tests/service/test_split_services.py tests/contract/test_trl.py tests/gpu
 

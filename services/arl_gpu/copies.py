@@ -70,16 +70,13 @@ class _Measured:
     def once(self) -> dict[str, float]:
         restore_s = _seconds(lambda: self._use(self._residency.using(NAME)))
         evict_s = _seconds(lambda: self._residency.evict(NAME))
-        after_s = _seconds(self._score_after)
-        self._residency.evict(NAME)
-        arriving_s = _seconds(self._score_arriving)
+        score_s = _seconds(self._score)
         self._residency.evict(NAME)
         return {
             "plain_s": self._plain(),
             "restore_s": restore_s,
             "evict_s": evict_s,
-            "score_after_s": after_s,
-            "score_arriving_s": arriving_s,
+            "score_s": score_s,
             "register_s": self.register_s,
         }
 
@@ -90,16 +87,9 @@ class _Measured:
         with using:
             pass
 
-    def _score_after(self) -> None:
+    def _score(self) -> None:
         with self._residency.using(NAME) as content:
             for start in range(0, len(content), self._layer):
-                self._multiply(content[start : start + self._layer])
-            _synchronize(self._device)
-
-    def _score_arriving(self) -> None:
-        with self._residency.streaming(NAME) as (content, arrived):
-            for start in range(0, len(content), self._layer):
-                arrived(start + self._layer)
                 self._multiply(content[start : start + self._layer])
             _synchronize(self._device)
 

@@ -6,9 +6,8 @@ Where there is no GPU, services are resident here and are computed from here; no
 import mmap
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Condition
 
 from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
 from arl_gpu.places import Lent, Places, aligned
@@ -21,9 +20,6 @@ ROUNDING = 256
 """Blocks for whose rounding there is room beyond the capacity."""
 NORESERVE = 0x4000
 """MAP_NORESERVE of Linux, which `mmap` does not name in every Python."""
-CHUNK = 8 << 20
-"""Bytes that arrive together."""
-
 Fault = Callable[[str, int], bool]
 """Told `alloc` or `copy` and a size before each; True makes it fail."""
 
@@ -39,34 +35,17 @@ class _Block:
 
 
 class _Event:
-    """How far a copy has come; told by the copier, asked by whoever needs its bytes."""
+    """A copy that runs in the copier's thread."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._changed = Condition()
-        self._arrived = 0
-        self.has_ended = False
-        self.failure: CopyFailed | None = None
-        self.took_s = 0.0
+    def __init__(self, copied: Future[float]) -> None:
+        self._copied = copied
 
-    def wait(self, upto: int | None = None) -> None:
-        with self._changed:
-            if upto is None:
-                self._changed.wait_for(lambda: self.has_ended)
-            wanted = self._size if upto is None else min(upto, self._size)
-            self._changed.wait_for(lambda: self.has_ended or self._arrived >= wanted)
-            if self._arrived < wanted:
-                raise self.failure or CopyFailed("the copier ended")
+    def wait(self) -> None:
+        self._copied.result()
 
-    def arrived(self, size: int) -> None:
-        with self._changed:
-            self._arrived += size
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self.has_ended = True
-            self._changed.notify_all()
+    @property
+    def took_s(self) -> float:
+        return self._copied.result()
 
 
 class CpuDevice:
@@ -110,9 +89,7 @@ class CpuDevice:
             raise ValueError(f"{len(content)} bytes for a block of {block.size}")
         if self._copier is None:
             self._copier = ThreadPoolExecutor(1, thread_name_prefix="device copy")
-        event = _Event(block.size)
-        self._copier.submit(self._copy, block.view(), content, event)
-        return event
+        return _Event(self._copier.submit(self._copy, block.view(), content))
 
     def free(self, block: Block) -> None:
         if isinstance(block, Lent):
@@ -129,25 +106,14 @@ class CpuDevice:
         if self._copier is not None:
             self._copier.shutdown()
 
-    def _copy(self, target: memoryview, content: memoryview, event: _Event) -> None:
-        begun = time.monotonic()
-        try:
-            for start in range(0, len(content), CHUNK):
-                self._copy_piece(target, content, start)
-                event.arrived(len(content[start : start + CHUNK]))
-        except CopyFailed as failed:
-            event.failure = failed
-        finally:
-            event.took_s = time.monotonic() - begun
-            event.end()
-
-    def _copy_piece(self, target: memoryview, content: memoryview, start: int) -> None:
+    def _copy(self, target: memoryview, content: memoryview) -> float:
+        """Seconds that it took."""
         import numpy as np  # NumPy's copies let a forward compute meanwhile; a slice's assignment holds the GIL
 
         begun = time.monotonic()
-        piece = content[start : start + CHUNK]
-        if self._fault("copy", len(piece)):
-            raise CopyFailed(f"the copy broke off after {start} of {len(content)} bytes")
-        np.copyto(np.frombuffer(target[start : start + len(piece)], np.uint8), np.frombuffer(piece, np.uint8))
+        if self._fault("copy", len(content)):
+            raise CopyFailed(f"the copy of {len(content)} bytes broke off")
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(content, np.uint8))
         if self._bytes_per_s:
-            time.sleep(max(0.0, len(piece) / self._bytes_per_s - (time.monotonic() - begun)))
+            time.sleep(max(0.0, len(content) / self._bytes_per_s - (time.monotonic() - begun)))
+        return time.monotonic() - begun

@@ -6,7 +6,6 @@ reads them, and no copy waits for one that reads others.
 """
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,6 @@ ALIGNMENT = 512
 """What the caching allocator gives, too; tensor cores ask for 16."""
 ROUNDING = 256
 """Blocks for whose rounding there is room beyond the capacity."""
-CHUNK = 128 << 20
-"""Bytes that arrive together: some 2.5 ms on PCIe 5."""
 SHARE = 0.8
 """Of the free memory; the rest is for what forwards compute."""
 
@@ -54,28 +51,20 @@ class _OwnBlock:
 
 
 class _Event:
-    """`ends`: how many bytes are there after which event, in order. `source` has to last as long as the copy."""
+    """A copy on the device's copy stream. `source` has to last as long as the copy."""
 
-    def __init__(self, begun: Any, ends: Sequence[tuple[int, Any]], source: Any) -> None:
-        self._begun, self._ends, self._source = begun, ends, source
+    def __init__(self, begun: Any, ended: Any, source: Any) -> None:
+        self._begun, self._ended, self._source = begun, ended, source
 
-    def wait(self, upto: int | None = None) -> None:
-        wanted = self._ends[-1][0] if upto is None else min(upto, self._ends[-1][0])
-        if not wanted:
-            return
-        event = next(event for size, event in self._ends if size >= wanted)
+    def wait(self) -> None:
         try:
-            event.synchronize()
+            self._ended.synchronize()
         except RuntimeError as error:
             raise CopyFailed(str(error)) from error
 
     @property
-    def has_ended(self) -> bool:
-        return bool(self._ends[-1][1].query())
-
-    @property
     def took_s(self) -> float:
-        return float(self._begun.elapsed_time(self._ends[-1][1])) / 1000
+        return float(self._begun.elapsed_time(self._ended)) / 1000
 
 
 class CudaDevice:
@@ -168,21 +157,18 @@ class CudaDevice:
         source, target = _flat(content), block.view()
         if self._freed is not None:
             self._stream.wait_event(self._freed)
-        begun, ends = torch.cuda.Event(enable_timing=True), []
+        # `blocking`: whoever waits for it keeps no core busy meanwhile.
+        begun, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
         try:
             with torch.cuda.stream(self._stream):
                 begun.record()
-                for start in range(0, block.size, CHUNK):
-                    piece = slice(start, min(start + CHUNK, block.size))
-                    target[piece].copy_(source[piece], non_blocking=True)
-                    # `blocking`: whoever waits for it keeps no core busy meanwhile.
-                    ends.append((piece.stop, torch.cuda.Event(enable_timing=True, blocking=True)))
-                    ends[-1][1].record()
+                target.copy_(source, non_blocking=True)
+                ended.record()
         except RuntimeError as error:
             # What was begun may still write to the block, which its owner frees now.
             self._stream.synchronize()
             raise CopyFailed(str(error)) from error
-        return _Event(begun, ends, source)
+        return _Event(begun, ended, source)
 
     def free(self, block: Block) -> None:
         if isinstance(block, _OwnBlock):

@@ -25,22 +25,17 @@ class Block(Protocol):
 
 
 class Event(Protocol):
-    """A copy on its way. Its bytes arrive in their order."""
+    """A copy that may still be running."""
 
-    def wait(self, upto: int | None = None) -> None:
-        """Returns once the first `upto` bytes are there, or all. Raises `CopyFailed` where they won't be.
+    def wait(self) -> None:
+        """Return once all bytes are there. Raise `CopyFailed` if the copy broke off.
 
-        After all were waited for, whatever came of it, nothing writes to the block any more.
+        Nothing writes to the block after this returns or raises.
         """
 
     @property
-    def has_ended(self) -> bool:
-        """All bytes are there, or no further ones will be. Waits for nothing."""
-        ...
-
-    @property
     def took_s(self) -> float:
-        """Of the whole copy; known once all bytes are there."""
+        """Seconds that the copy took; known once all bytes are there."""
         ...
 
 

@@ -292,7 +292,7 @@ class Waking:
     def has_ended(self) -> bool:
         return self._ended.is_set()
 
-    def wait(self, upto: int | None = None) -> None:
+    def wait(self) -> None:
         self._ended.wait()
         if self._failure is not None:
             raise self._failure

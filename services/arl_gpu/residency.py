@@ -172,34 +172,6 @@ class Residency:
         finally:
             self._occupancy = self._occupancy.released(name)
 
-    @contextmanager
-    def streaming(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[tuple[Any, Callable[[int], bool]]]:
-        """As `using`, before all of it is there: waiting for the first bytes tells whether all are, or raises.
-
-        Once they are it is resident, and the next service can be copied.
-        """
-        if self._occupancy.of(name).state is not Residence.HOST:
-            with self.using(name, waiting=waiting) as content:
-                yield content, lambda upto: True
-            return
-        self._make_room(name, waiting)
-        self._begin(name, lambda size: self._alloc(name, size, waiting))
-        copy = self._copies[name]
-
-        def arrived(upto: int) -> bool:
-            copy.event.wait(upto)
-            if name in self._copies and (upto >= copy.block.size or copy.event.has_ended):
-                self._take(name)
-            return name not in self._copies
-
-        try:
-            yield copy.block.view(), arrived
-        finally:
-            if name in self._copies:
-                self._take(name)
-            if self._occupancy.of(name).state is Residence.RESIDENT:  # else its copy broke off
-                self._occupancy = self._occupancy.released(name)
-
     def prefetch(self, waiting: Sequence[str]) -> str | None:
         """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""
         copied = [each for each in waiting if each not in self._engines]  # an engine wakes beside whatever goes on

@@ -274,7 +274,7 @@ class Scoring:
         device.computed(batch, begun, answer)
         if "error" not in answer:
             # What a function of one's own takes has nothing to do with an item's cost.
-            if answer["tokens"] and answer["model_s"] is not None:
+            if answer["tokens"]:
                 self._jobs.took(batch, device.number, answer["model_s"])
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
             self.batches[service] += 1

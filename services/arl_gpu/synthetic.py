@@ -24,7 +24,7 @@ import numpy as np
 from arl_gpu import kinds
 from arl_gpu.device import Block, Device, Event
 from arl_gpu.kept import Hold
-from arl_gpu.kinds.model import Arrived, Item, Model, Scored, all_there
+from arl_gpu.kinds.model import Item, Model, Scored
 from arl_gpu.waiting import until_computed
 from arl_gpu.worker import Config, serve
 
@@ -82,7 +82,7 @@ class Synthetic:
     """Square layers, each the same one of the service's own; an item's `token_ids` are multiplied with all of them.
 
     `options`: its `name` and `seed`, `mib` of weights, the `way`, whether a GPU computes (`cuda`), and of how many
-    `shares` of it this service has one. Ours alone begins with the first layer that is there; engines wake as a whole.
+    `shares` of it this service has one.
     """
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
@@ -93,8 +93,7 @@ class Synthetic:
         content = bytearray(len(layer) * self._layers)
         for start in range(0, len(content), len(layer)):
             content[start : start + len(layer)] = layer
-        self._layer_bytes, self._turn = len(layer), directory / "turn"
-        self._begins_early = options["way"] == Way.KEEP
+        self._turn = directory / "turn"
         on_disk = options["way"] == Way.RELOAD
         self.weights = _Weights(_on_disk(directory / options["name"], content) if on_disk else memoryview(content))
 
@@ -102,15 +101,13 @@ class Synthetic:
     def backend(self) -> str:
         return "torch" if self._on_gpu else "numpy"
 
-    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
-        if not self._begins_early:
-            arrived(len(content))
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
         begun = time.monotonic()
         lengths = [len(item["token_ids"]) for item in items]
         given = np.concatenate([np.asarray(item["token_ids"], np.float32) for item in items])
         with _alone(self._turn if self._shares > 1 else None):
             computes_since, cpu = time.monotonic(), time.process_time()
-            found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content, arrived)
+            found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content)
             took, used = time.monotonic() - computes_since, time.process_time() - cpu
         ends = np.cumsum(lengths)
         entries = [
@@ -120,23 +117,21 @@ class Synthetic:
         time.sleep(max(0.0, begun + self._shares * took - time.monotonic()))
         return Scored(entries, len(items), sum(lengths), 0.0, used, self._shares * took)
 
-    def _cpu_forward(self, given: Any, content: Any, arrived: Arrived) -> Any:
+    def _cpu_forward(self, given: Any, content: Any) -> Any:
         hidden = np.cos(np.outer(given, np.arange(1, self._width + 1, dtype=np.float32)))
         layers = np.frombuffer(content, np.float32).reshape(self._layers, self._width, self._width)
-        for number, layer in enumerate(layers, 1):
-            arrived(number * self._layer_bytes)
+        for layer in layers:
             hidden = hidden @ layer
         return hidden[:, 0]
 
-    def _gpu_forward(self, given: Any, content: Any, arrived: Arrived) -> Any:
+    def _gpu_forward(self, given: Any, content: Any) -> Any:
         import torch  # only where there is a GPU
 
         tokens = torch.from_numpy(given).to(content.device)
         hidden = torch.cos(torch.outer(tokens, torch.arange(1, self._width + 1, device=content.device)))
         hidden = hidden.to(torch.bfloat16)
         layers = content.view(torch.bfloat16).view(self._layers, self._width, self._width)
-        for number, layer in enumerate(layers, 1):
-            arrived(number * self._layer_bytes)
+        for layer in layers:
             # Rounding makes numbers smaller, layer by layer, until services could not be told apart.
             hidden = torch.nn.functional.rms_norm(hidden @ layer, (self._width,))
         until_computed()
@@ -252,12 +247,8 @@ class _AfterReading:
     def __init__(self, copied: Event, read_s: float) -> None:
         self._copied, self._read_s = copied, read_s
 
-    def wait(self, upto: int | None = None) -> None:
-        self._copied.wait(upto)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._copied.has_ended
+    def wait(self) -> None:
+        self._copied.wait()
 
     @property
     def took_s(self) -> float:

@@ -20,7 +20,6 @@ from typing import Any
 from arl_core.eviction import Eviction
 from arl_core.residency import Residence
 from arl_gpu import kinds
-from arl_gpu.arrivals import Arrivals
 from arl_gpu.codes import CODES, HostFull, code_of
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
@@ -97,8 +96,7 @@ class _Worker:
         self._models: dict[str, Model] = {}
         self._made: tuple[str, dict[str, Any], Model] | None = None
         """One for which there was no room, until the next one is asked for."""
-        self._on_gpu = config.device != "cpu"
-        self._meetings = Meetings(cuda=self._on_gpu)
+        self._meetings = Meetings(cuda=config.device != "cpu")
         self._engines = Engines(
             config.engines,
             self._residency,
@@ -157,7 +155,7 @@ class _Worker:
         together: Mapping[str, Any] | None = None,
         room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
-        """It begins with the first of its weights, and what is needed next is copied once all of them are there.
+        """Compute it from weights that are all on the device; what is needed next is copied meanwhile.
 
         `together`: with which others it is computed.
 
@@ -168,16 +166,15 @@ class _Worker:
         begun = time.monotonic()
         waiting = [self._place(each) for each in waiting]
         try:
-            with self._brought(service, waiting, peers, part, room) as (model, content, arrived, was_there):
-                waited_s, before_s = time.monotonic() - begun, arrived.waited_s
+            with self._brought(service, waiting, peers, part, room) as (model, content, was_there):
+                waited_s = time.monotonic() - begun
                 cpu, computes_since = time.process_time(), time.monotonic()
                 with peers.computing():
-                    scored = model.score(items, content, arrived)
+                    scored = model.score(items, content)
                 model_cpu_s, model_s = time.process_time() - cpu, time.monotonic() - computes_since
         except PeerNotReady:
             self._drop_if_changed(service)
             raise
-        early_s = arrived.waited_s - before_s
         return {
             "entries": scored.entries if part is None or part.rank == 0 else [],
             "texts": scored.texts,
@@ -186,9 +183,8 @@ class _Worker:
             "forward_s": scored.forward_s,
             "forward_cpu_s": scored.forward_cpu_s,
             "model_cpu_s": model_cpu_s,
-            # A GPU computes while its weights are waited for, nobody knows for how long.
-            "model_s": None if early_s and self._on_gpu else model_s - early_s,
-            "restore_s": None if was_there else waited_s + early_s,
+            "model_s": model_s,
+            "restore_s": None if was_there else waited_s,
             "backend": model.backend,
         }
 
@@ -200,8 +196,8 @@ class _Worker:
         peers: Peers,
         part: Part | None,
         room: tuple[str, int] | None,
-    ) -> Iterator[tuple[Model, Any, Arrivals, bool]]:
-        """Its model, its bytes on the device, how far they have come, and whether they were there.
+    ) -> Iterator[tuple[Model, Any, bool]]:
+        """Its model, its bytes on the device, and whether they were there.
 
         Of several peers, once all have theirs. Raises `PeerNotReady` where one has not; and where this one has not, the
         others hear of it.
@@ -210,17 +206,15 @@ class _Worker:
             try:
                 model = self._model(service, room)
                 was_there = self._residency.states[service] is Residence.RESIDENT
-                content, wait = stack.enter_context(self._residency.streaming(service, waiting=waiting))
-                arrivals = Arrivals(wait, partial(self._residency.prefetch, waiting))
-                # Of a part all: peers that compute already could not wait for it. Else only whether all are there.
-                arrivals(0 if part is None else len(model.weights.content))
+                content = stack.enter_context(self._residency.using(service, waiting=waiting))
+                self._residency.prefetch(waiting)
             except Exception:
                 with suppress(PeerGone):  # then they have heard of worse
                     peers.agree(0)
                 raise
             if not peers.agree(mark(self._specs[service], part, getattr(model, "made_of", ""))):
                 raise PeerNotReady(f"not all workers that compute {service} together could begin")
-            yield model, content, arrivals, was_there
+            yield model, content, was_there
 
     def _drop_if_changed(self, service: str) -> None:
         """Another rank may have read what has taken its files' place: the next batch is of one and the same model."""

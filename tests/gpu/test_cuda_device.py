@@ -65,22 +65,6 @@ def test_a_copy_ahead_disturbs_no_forward(device: Any) -> None:
     residency.close()
 
 
-def test_a_forward_begins_with_the_first_bytes_and_finds_all_of_them(device: Any) -> None:
-    residency = Residency(device)
-    kept = weights(500 * MIB, seed=3)
-    residency.load("a", kept)
-    with residency.streaming("a") as (content, arrived):
-        found = []
-        for start in range(0, 500 * MIB, 50 * MIB):
-            arrived(start + 50 * MIB)
-            found.append(content[start : start + 50 * MIB].to(torch.int64).sum())
-        assert [int(each) for each in found] == [
-            int(np.frombuffer(kept.content[start : start + 50 * MIB], np.uint8).sum(dtype=np.int64))
-            for start in range(0, 500 * MIB, 50 * MIB)
-        ]
-    residency.close()
-
-
 def test_memory_that_can_not_be_pinned_is_copied_all_the_same_and_no_forward_hears_of_it(device: Any) -> None:
     kept = weights(64 * MIB, seed=4)
     device.register(kept.content)

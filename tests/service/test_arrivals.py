@@ -1,7 +1,6 @@
 """Workers whose models are on their way: from their files, and to their device."""
 
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,7 +9,6 @@ from time import monotonic
 
 import pytest
 
-from arl_gpu.encoders.bert import has_torch
 from arl_gpu.messages import STEP, read_blocking, write_blocking
 from arl_gpu.services import available
 from arl_gpu.worker import Config, serve
@@ -22,8 +20,8 @@ A = {"text": "a", "reference": "b"}
 
 
 @asynccontextmanager
-async def a_worker(config: Config, command: tuple[str, ...] = COMMAND) -> AsyncIterator[Worker]:
-    worker = Worker(config, threads=1, limit_s=60.0, command=command)
+async def a_worker(config: Config) -> AsyncIterator[Worker]:
+    worker = Worker(config, threads=1, limit_s=60.0, command=COMMAND)
     try:
         yield worker
     finally:
@@ -46,33 +44,6 @@ def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkey
     assert answer is not None
     assert answer["states"]["a"] == "resident"
     assert steps > 5
-
-
-SLOW_TO_COME = """
-import json, socket, sys, threading
-from arl_gpu import cpu_device, worker
-from arl_gpu.encoders import bert
-computes, really_norm = threading.Event(), bert._norm
-def norm(*given):
-    computes.set()
-    return really_norm(*given)
-bert._norm = norm
-chunks = iter(range(1000))
-def after_the_first_ones(what, size):
-    return what == "copy" and next(chunks) == 8 and not computes.wait(10)
-worker.device_of = lambda name, **about: cpu_device.CpuDevice(128 << 20, fault=after_the_first_ones)
-worker.serve(socket.socket(fileno=int(sys.argv[1])), worker.Config(**json.loads(sys.argv[2])))
-"""
-
-
-@pytest.mark.skipif(has_torch(), reason="the forward that tells when it begins is NumPy's")
-async def test_a_batch_begins_with_the_first_weights() -> None:
-    """The ninth of eleven chunks comes only once the forward, which begins with words and their norm, computes."""
-    async with a_worker(CONFIG, (sys.executable, "-P", "-c", SLOW_TO_COME)) as worker:
-        answer, again = await worker.score("a", [A]), await worker.score("a", [A])
-    assert answer.get("entries") == again["entries"], answer
-    assert (answer["states"]["a"], again["restore_s"]) == ("resident", None)
-    assert answer["moves"]["failed"] == 0
 
 
 async def test_a_batch_says_what_it_waited_for_and_the_next_service_is_copied_meanwhile() -> None:

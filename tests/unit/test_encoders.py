@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from arl_gpu.encoders.bert import Encode, encode_numpy, encode_torch, has_torch
 from arl_gpu.encoders.similarity import Similarity
-from arl_gpu.encoders.weights import read_weights
 from arl_gpu.services import wheel_directory
-from support.coming import Coming
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "minilm_reference.json").read_text())
 TEXTS: list[str] = REFERENCE["texts"]
@@ -44,26 +41,6 @@ def test_vectors_equal_those_of_transformers(similarity: Similarity, encode: Enc
     batches = [ids] if together else [[each] for each in ids]
     vectors = np.concatenate([encode(arrays, batch, similarity.config) for batch in batches])
     assert np.abs(vectors - EMBEDDINGS).max() < TOLERANCE
-
-
-@pytest.mark.parametrize("encode", FORWARDS)
-def test_a_forward_begins_with_the_first_weights_and_reads_none_that_is_not_there(
-    similarity: Similarity, encode: Encode
-) -> None:
-    ids = [list(each.ids) for each in similarity.pieces.split(TEXTS)]
-    coming = Coming(similarity.weights.content)
-    vectors = encode(similarity.weights.arrays(coming.content, coming), ids, similarity.config)
-    assert np.array_equal(
-        vectors, encode(similarity.weights.arrays(similarity.weights.content), ids, similarity.config)
-    )
-    assert coming.waits[1] < 0.6 * similarity.weights.size, "the words come first, and are half of it"
-    assert len(coming.waits) > 20, "layer after layer"
-
-
-def test_layers_come_in_the_order_in_which_they_are_read(tmp_path: Path) -> None:
-    names = [f"encoder.layer.{number}.weight" for number in range(12)]
-    save_file({name: np.ones(1, np.float32) for name in reversed(names)}, tmp_path / "model.safetensors")
-    assert [*read_weights(tmp_path / "model.safetensors").places] == names
 
 
 def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(similarity: Similarity) -> None:

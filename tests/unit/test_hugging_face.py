@@ -17,7 +17,6 @@ from arl_gpu.kinds import load
 from arl_gpu.kinds.model import Entry, Model
 from arl_gpu.passes import Passes
 from arl_gpu.services import Incomplete
-from support.coming import Coming
 
 TOLERANCE = 1e-5
 """Absolute, of float32 results in other company, or computed by the library item by item."""
@@ -183,11 +182,11 @@ def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_neve
     whole, model = scored(model_of("logprobs", teacher), items), model_of("logprobs", teacher)
     forward, passes = model.weights, list[int]()
 
-    def with_room_for_six(content: Any, arrived: Any, **arguments: Any) -> Any:
+    def with_room_for_six(content: Any, **arguments: Any) -> Any:
         passes.append(arguments["input_ids"].numel())
         if passes[-1] > 6:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(content, arrived, **arguments)  # type: ignore[operator]
+        return forward(content, **arguments)  # type: ignore[operator]
 
     model.weights = with_room_for_six  # type: ignore[misc, assignment]
     found = model.score(items, forward.content).entries
@@ -224,29 +223,10 @@ def test_what_is_longer_than_the_positions_that_a_model_has_learnt_is_cut_there(
     assert (tokens["truncated"], text["truncated"]) == (True, True)
 
 
-@pytest.mark.parametrize("kind", ["sequence-classifier", "logprobs"])
-def test_where_nothing_can_be_read_the_weights_are_waited_for_all_the_same(
-    kind: str, reward: Path, teacher: Path
-) -> None:
-    model = model_of(kind, reward if kind == "sequence-classifier" else teacher)
-    coming = Coming(model.weights.content)
-    assert (
-        model.score([{"token_ids": [9999, 1]}], coming.content, coming).entries[0]["error"]["code"] == "token_unknown"
-    )
-    assert coming.is_whole
-
-
-def test_what_nobody_saw_read_its_weights_is_whole_before_it_computes(tmp_path: Path) -> None:
+def test_computed_positions_are_limited_by_the_table(tmp_path: Path) -> None:
     config = transformers.GPTJConfig(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4)
     transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
-    model = model_of("logprobs", tmp_path)
-    coming = Coming(model.weights.content)
-    [entry] = model.score([{"token_ids": TOKENS[0]}], coming.content, coming).entries
-    assert entry["score"] == scored(model, [{"token_ids": TOKENS[0]}])[0]["score"]
-    assert coming.waits == [0, len(coming.content)]
-    assert scored(model, [{"token_ids": [5] * 60}])[0]["error"]["code"] == "too_long", (
-        "its table of positions is computed"
-    )
+    assert scored(model_of("logprobs", tmp_path), [{"token_ids": [5] * 60}])[0]["error"]["code"] == "too_long"
 
 
 def test_no_keys_and_values_are_kept_for_a_text_that_would_go_on(teacher: Path) -> None:

@@ -3,7 +3,6 @@
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Event
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from arl_core.eviction import Candidate, Eviction, victims
 from arl_core.residency import Busy, Occupancy, Residence
-from arl_gpu.cpu_device import CHUNK, CpuDevice
+from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import Block, CopyFailed, DeviceFull
 from arl_gpu.residency import NoRoom, NotFreed, Residency
 
@@ -67,32 +66,20 @@ class Machine(RuleBasedStateMachine):
     def resident(self, names: set[str]) -> set[str]:
         return {name for name in names if self.state(name) is Residence.RESIDENT}
 
-    @rule(name=NAMES, waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]), early=st.booleans())
-    def use(self, name: str, waiting: list[str], fault: str | None, early: bool) -> None:
+    @rule(name=NAMES, waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]))
+    def use(self, name: str, waiting: list[str], fault: str | None) -> None:
         kept = self.resident(self.pinned - {name}) | self.busy
         try:
             with ExitStack() as stack:
                 if self.state(name) is Residence.COLD:
                     self.residency.load(name, weights_of(name))
                 self.faults.armed = {fault} if fault else set()
-                content = self.whole(name, waiting, stack, early=early)
+                content = stack.enter_context(self.residency.using(name, waiting=waiting))
                 self.uses.append((name, stack.pop_all(), content))
         except (NoRoom, CopyFailed):
             assert self.state(name) in (Residence.COLD, Residence.HOST)
             assert fault or kept or self.pinned or SIZES[name] > CAPACITY
         assert self.resident(kept) == kept
-
-    def whole(self, name: str, waiting: list[str], stack: ExitStack, *, early: bool) -> memoryview:
-        if not early:
-            found: memoryview = stack.enter_context(self.residency.using(name, waiting=waiting))
-            return found
-        content, arrived = stack.enter_context(self.residency.streaming(name, waiting=waiting))
-        is_whole = arrived(SIZES[name] // 3)
-        assert content[: SIZES[name] // 3] == weights_of(name).content[: SIZES[name] // 3]
-        assert is_whole == (self.state(name) is Residence.RESIDENT)
-        assert arrived(SIZES[name])
-        assert self.state(name) is Residence.RESIDENT
-        return content
 
     @rule(waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]))
     def prefetch(self, waiting: list[str], fault: str | None) -> None:
@@ -296,43 +283,15 @@ class TestCpuDevice:
             assert took_s >= 0.03
         device.close()
 
-    def test_the_first_bytes_of_a_copy_can_be_read_before_the_last_are_there(self) -> None:
-        reached = Event()
-        device = CpuDevice(3 * CHUNK, fault=lambda what, size: what == "copy" and size == 1 and not reached.wait(5))
-        block = device.alloc(CHUNK + 1)
-        arriving = device.copy_async(block, memoryview(b"x" * (CHUNK + 1)))
-        arriving.wait(CHUNK)
-        assert bytes(block.view()[:CHUNK]) == b"x" * CHUNK
-        reached.set()
-        arriving.wait()
-        assert bytes(block.view()[CHUNK:]) == b"x"
-        device.close()
 
-
-class TestStreaming:
-    def test_a_forward_may_begin_with_the_first_bytes_and_ends_with_a_resident_service(self) -> None:
-        device = CpuDevice(CAPACITY)
-        residency = Residency(device)
-        residency.load("a", weights_of("a"))
-        with residency.streaming("a") as (content, arrived):
-            assert residency.states["a"] is Residence.RESTORING
-            arrived(100)
-            assert content[:100] == weights_of("a").content[:100]
-        assert residency.states["a"] is Residence.RESIDENT
-        with residency.streaming("a") as (content, arrived):
-            arrived(SIZES["a"])
-            assert content == weights_of("a").content
-        residency.close()
-
-    def test_what_is_needed_next_comes_once_all_is_there_and_what_computes_stays(self) -> None:
+class TestUsing:
+    def test_prefetch_while_used_keeps_the_service_that_computes(self) -> None:
         residency = Residency(CpuDevice(SIZES["a"] + SIZES["b"]))
         for name in "abe":
             residency.load(name, weights_of(name))
         with residency.using("b"):
             pass
-        with residency.streaming("a") as (content, arrived):
-            assert residency.prefetch(["e"]) is None, "a copy is on its way"
-            arrived(SIZES["a"])
+        with residency.using("a") as content:
             assert residency.prefetch(["e"]) == "e"
             assert content == weights_of("a").content
             with pytest.raises(Busy):
@@ -341,11 +300,11 @@ class TestStreaming:
         residency.evict("a")
         residency.close()
 
-    def test_one_that_came_while_it_was_used_counts_as_used(self) -> None:
+    def test_used_service_outlives_a_prefetched_one_that_nobody_used(self) -> None:
         residency = Residency(CpuDevice(SIZES["a"] + SIZES["b"]))
         for name in ("a", "b", "e", "too-large"):
             residency.load(name, weights_of(name))
-        with residency.streaming("a"):
+        with residency.using("a"):
             pass
         assert residency.prefetch(["e"]) == "e"
         with pytest.raises(NoRoom), residency.using("too-large"):  # which waits for what is on its way
@@ -355,20 +314,11 @@ class TestStreaming:
             assert residency.states["a"] is Residence.RESIDENT
         residency.close()
 
-    def test_a_copy_that_breaks_off_under_a_forward_leaves_nothing_behind(self) -> None:
+    def test_failed_copy_leaves_nothing_on_the_device(self) -> None:
         device = CpuDevice(CAPACITY, fault=lambda what, _size: what == "copy")
         residency = Residency(device)
         residency.load("a", weights_of("a"))
-        with pytest.raises(CopyFailed), residency.streaming("a") as (_, arrived):
-            arrived(1)
+        with pytest.raises(CopyFailed), residency.using("a"):
+            pass
         assert (residency.states["a"], device.used, residency.used) == (Residence.HOST, 0, 0)
-        residency.close()
-
-    def test_a_copy_that_broke_off_before_anybody_waited_for_it_says_so(self) -> None:
-        device = CpuDevice(CAPACITY, fault=lambda what, _size: what == "copy")
-        residency = Residency(device)
-        residency.load("a", weights_of("a"))
-        with pytest.raises(CopyFailed), residency.streaming("a") as (_, arrived):
-            any(iter(lambda: arrived(0), True))  # asked again and again
-        assert (residency.states["a"], residency.used) == (Residence.HOST, 0)
         residency.close()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from arl_gpu.encoders.encoder import Encoded, Encoder, empty
-from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
+from arl_gpu.kinds.model import Entry, Item, Scored, failed
 
 __all__ = ["Classifier"]
 
@@ -22,10 +22,10 @@ class Classifier(Encoder):
         super().__init__(directory, head)
         self._activation = activation
 
-    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
         texts = [str(item["text"]) for item in items]
-        encoded = self.encode(texts, content, arrived)
-        arrays = self.weights.arrays(content, arrived)
+        encoded = self.encode(texts, content)
+        arrays = self.weights.arrays(content)
         head = {name: _on_host(arrays[name]) for name in ("head.weight", "head.bias")}
         return encoded.scored([self._entry(text, encoded, head) for text in texts])
 

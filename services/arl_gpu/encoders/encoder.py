@@ -10,7 +10,7 @@ from arl_core.batching import padding
 from arl_gpu.encoders.bert import encode_numpy, encode_torch, has_torch, read_config
 from arl_gpu.encoders.tokens import Tokens, WordPieces
 from arl_gpu.encoders.weights import FlatWeights, read_weights
-from arl_gpu.kinds.model import Arrived, Entry, Scored, all_there, failed
+from arl_gpu.kinds.model import Entry, Scored, failed
 from arl_gpu.passes import Passes
 
 __all__ = ["Encoded", "Encoder", "empty"]
@@ -46,7 +46,7 @@ class Encoder:
         self.weights: FlatWeights = read_weights(directory / "model.safetensors", *further)
         self._passes = Passes(cpu_tokens=CPU_TOKENS, parameters=self.weights.size // BYTES)
 
-    def encode(self, given: Sequence[str], content: Any, arrived: Arrived = all_there) -> Encoded:
+    def encode(self, given: Sequence[str], content: Any) -> Encoded:
         """A text that is there several times is encoded once; equal ones in another company may differ by 1e-6."""
         texts = list(dict.fromkeys(given))
         tokens = dict(zip(texts, self.pieces.split(texts), strict=True))
@@ -54,14 +54,13 @@ class Encoder:
         lengths = [len(tokens[text].ids) for text in wanted]
         grouped = self._passes.grouped(lengths, content)
         begun, cpu = time.monotonic(), time.process_time()
-        arrays = self.weights.arrays(content, arrived)
+        arrays = self.weights.arrays(content)
 
         def encoded(group: Sequence[int]) -> Any:
             return self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
 
         vectors = {wanted[at]: each for at, each in self._passes.computed(grouped, lengths, encoded).items()}
         took, used = time.monotonic() - begun, time.process_time() - cpu
-        arrived(len(content))  # also what nothing was read of: the next service's copy can begin
         return Encoded(tokens, vectors, sum(lengths), padding(lengths, grouped), used, took)
 
 

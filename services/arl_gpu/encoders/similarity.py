@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from arl_gpu.encoders.encoder import Encoded, Encoder, empty
-from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
+from arl_gpu.kinds.model import Entry, Item, Scored, failed
 
 __all__ = ["Similarity"]
 
@@ -14,10 +14,10 @@ __all__ = ["Similarity"]
 class Similarity(Encoder):
     """Of kind `similarity` and of kind `relevance`: `reference` is the answer that was wanted, or the query."""
 
-    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
         """An entry for each pair of text and reference."""
         pairs = [(str(item["text"]), str(item["reference"])) for item in items]
-        encoded = self.encode([text for pair in pairs for text in pair], content, arrived)
+        encoded = self.encode([text for pair in pairs for text in pair], content)
         return encoded.scored([_entry(*pair, encoded) for pair in pairs])
 
 

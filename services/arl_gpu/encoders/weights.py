@@ -1,7 +1,6 @@
 """A model's weights in one flat piece of host memory, and the same arrays wherever those bytes are."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from arl_gpu.kept import Kept, Piece
-from arl_gpu.kinds.model import Arrived, all_there
 
 __all__ = ["Array", "FlatWeights", "read_weights"]
 
@@ -25,8 +23,6 @@ Array = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class _Place:
     offset: int
-    end: int
-    """Where the next one begins."""
     shape: tuple[int, ...]
 
     def of(self, content: Any) -> Any:
@@ -38,27 +34,6 @@ class _Place:
         return content[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
 
 
-class _Arrays(Mapping[str, Array]):
-    """Views of a content. Whoever asks for one has its bytes there."""
-
-    def __init__(self, content: Any, places: Mapping[str, _Place], arrived: Arrived) -> None:
-        self._content, self._places, self._arrived = content, places, arrived
-        self._found: dict[str, Array] = {}
-
-    def __getitem__(self, name: str) -> Array:
-        if (found := self._found.get(name)) is None:
-            place = self._places[name]
-            self._arrived(place.end)
-            found = self._found[name] = place.of(self._content)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
 class FlatWeights(Kept):
     """Of float32, from arrays of any floating type."""
 
@@ -67,13 +42,12 @@ class FlatWeights(Kept):
         self.places: dict[str, _Place] = {}
         self.size = 0
         for name, array in arrays.items():
-            end = self.size + -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
-            self.places[name] = _Place(self.size, end, tuple(array.shape))
-            self.size = end
+            self.places[name] = _Place(self.size, tuple(array.shape))
+            self.size += -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
 
-    def arrays(self, content: Any, arrived: Arrived = all_there) -> Mapping[str, Array]:
+    def arrays(self, content: Any) -> Mapping[str, Array]:
         """Views of `content`, which is this one or a copy of it elsewhere: tensors, where it is one of torch."""
-        return _Arrays(content, self.places, arrived)
+        return {name: place.of(content) for name, place in self.places.items()}
 
     def _pieces(self) -> Iterator[Piece]:
         for name, array in self._arrays.items():
@@ -87,20 +61,10 @@ class FlatWeights(Kept):
 def read_weights(*paths: Path) -> FlatWeights:
     """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights.
 
-    Without a pooler, which embeddings do without. In about the order in which they are read, so that a forward can
-    begin with the first of them.
+    Without a pooler, which embeddings do without.
     """
     tensors: dict[str, Any] = {}
     for path in paths:
         with safe_open(path, framework="np") as file:
-            tensors |= {
-                name: file.get_tensor(name)
-                for name in sorted(file.keys(), key=_in_layers)
-                if not name.startswith("pooler.")
-            }
+            tensors |= {name: file.get_tensor(name) for name in sorted(file.keys()) if not name.startswith("pooler.")}
     return FlatWeights({name: tensor for name, tensor in tensors.items() if np.issubdtype(tensor.dtype, np.floating)})
-
-
-def _in_layers(name: str) -> list[str | int]:
-    """Layer 10 after layer 9."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

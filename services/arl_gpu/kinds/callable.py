@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from arl_gpu.kept import Hold
-from arl_gpu.kinds.model import Arrived, Entry, Item, Loaded, Scored, all_there, failed
+from arl_gpu.kinds.model import Entry, Item, Loaded, Scored, failed
 from arl_wire.checks import is_deep
 from arl_wire.scores import MAX_DETAILS
 
@@ -50,9 +50,8 @@ class Own:
         self._item_s = item_s
         self.weights: Loaded = _NoWeights()
 
-    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
         """Of an asynchronous function, all items of a batch are awaited together."""
-        arrived(len(self.weights.content))
         begun, cpu = time.monotonic(), time.process_time()
         if inspect.iscoroutinefunction(self._function):
             entries = asyncio.run(_all(self._function, items, self._item_s))

@@ -1,7 +1,6 @@
 """Every tensor of a torch module in one flat piece of host memory, and calls of the module from wherever it lies."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,6 @@ import torch
 from torch.func import functional_call
 
 from arl_gpu.kept import Kept, Piece
-from arl_gpu.kinds.arriving import Arriving
-from arl_gpu.kinds.model import Arrived, all_there
 from arl_gpu.waiting import until_computed
 
 __all__ = ["FlatModule"]
@@ -47,12 +44,11 @@ class FlatModule(Kept):
             self._places[name] = by_storage[key]
         self.size = max(1, end)
 
-    def __call__(self, content: Any, arrived: Arrived = all_there, **arguments: Any) -> Any:
+    def __call__(self, content: Any, **arguments: Any) -> Any:
         """A forward that reads its weights from `content`: this one's, or a copy of it on some device."""
         flat = content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=torch.uint8)
         views = self._views(flat)
-        waits = nullcontext() if arrived.is_whole else Arriving(flat, arrived, alignment=ALIGNMENT)
-        with torch.inference_mode(), waits:
+        with torch.inference_mode():
             found = functional_call(self.module, views, (), arguments)
         if flat.is_cuda:
             until_computed()
@@ -84,10 +80,6 @@ class FlatModule(Kept):
 
 
 def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
-    """In about the order in which they are read, so that a forward can begin with the first of them.
-
-    Buffers are small, and tables of positions are what a forward begins with.
-    """
     yield from module.named_buffers(remove_duplicate=False)
     yield from module.named_parameters(remove_duplicate=False)
 

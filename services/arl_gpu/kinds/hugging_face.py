@@ -16,9 +16,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from arl_core.batching import padding
-from arl_gpu.kinds.arriving import EARLY
 from arl_gpu.kinds.flat import FlatModule
-from arl_gpu.kinds.model import Arrived, Entry, Item, Scored, all_there, failed
+from arl_gpu.kinds.model import Entry, Item, Scored, failed
 from arl_gpu.passes import MAX_PADDING, Passes
 from arl_gpu.services import Incomplete, NotSplit, longest, made_of
 from arl_wire.scores import MAX_TOPS
@@ -73,7 +72,6 @@ class _HuggingFace:
         self._max_tokens = min(asked, _most_positions(module))
         words = module.get_input_embeddings().weight.shape[0]
         self._vocabulary = min(words, int(module.config.get_text_config().vocab_size))
-        self._begins_early = module.config.model_type in EARLY
         for config in (module.config, module.config.get_text_config()):
             config.use_cache = False  # of keys and values, for a text that would go on
         size = int(options.get("tensor_parallel") or 1)
@@ -87,10 +85,8 @@ class _HuggingFace:
             _split(module, rank=options["rank"], size=size)
         self.weights = FlatModule(module)
 
-    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
         """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
-        if not self._begins_early:
-            arrived(len(content))
         reads = [self._known(self._read(item)) for item in items]
         wanted = [read for read in reads if isinstance(read, _Read)]
         lengths = [len(read.ids) for read in wanted]
@@ -98,14 +94,13 @@ class _HuggingFace:
         begun, cpu = time.monotonic(), time.process_time()
 
         def entries_of(group: Sequence[int]) -> Iterator[Entry]:
-            return self._entries([wanted[at] for at in group], content, arrived)
+            return self._entries([wanted[at] for at in group], content)
 
         def too_large(at: int) -> Entry:
             return failed("out_of_memory", f"{lengths[at]} tokens take more memory than the device has beside weights")
 
         found = self._passes.computed(grouped, lengths, entries_of, alone=too_large)
         took, used = time.monotonic() - begun, time.process_time() - cpu
-        arrived(len(content))  # also what nothing was read of: the next service's copy can begin
         computed = iter(found[at] for at in range(len(wanted)))
         entries = [next(computed) if isinstance(read, _Read) else read for read in reads]
         return Scored(entries, len(wanted), sum(lengths), padding(lengths, grouped), used, took)
@@ -113,7 +108,7 @@ class _HuggingFace:
     def _read(self, item: Item) -> "_Read | Entry":
         raise NotImplementedError
 
-    def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
+    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
         raise NotImplementedError
 
     @cached_property
@@ -130,7 +125,7 @@ class _HuggingFace:
         """A model that knows no padding gets texts of one length at a time."""
         return self._passes.grouped(lengths, content, max_padding=MAX_PADDING if self._pad is not None else 0.0)
 
-    def _logits(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> tuple[Any, Any]:
+    def _logits(self, reads: Sequence[_Read], content: Any) -> tuple[Any, Any]:
         """And the ids that they are of, padded, where they are."""
         device = content.device if isinstance(content, torch.Tensor) else "cpu"
         width, pad = max(len(read.ids) for read in reads), self._pad or 0
@@ -145,7 +140,7 @@ class _HuggingFace:
         types = [read.types for read in reads if read.types is not None]
         if len(types) == len(reads):
             given["token_type_ids"] = padded(types, 0)
-        return self.weights(content, arrived, **given).logits, given["input_ids"]
+        return self.weights(content, **given).logits, given["input_ids"]
 
     def _known(self, read: "_Read | Entry") -> "_Read | Entry":
         """An error where a token is none of the model's: a GPU computes nothing more after it has looked for one.
@@ -241,8 +236,8 @@ class Classifier(_HuggingFace):
     def _cut(self, ids: Ids) -> _Read:
         return _Read(ids[: self._max_tokens], truncated=len(ids) > self._max_tokens)
 
-    def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
-        logits = self._logits(reads, content, arrived)[0].float()
+    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
+        logits = self._logits(reads, content)[0].float()
         if self._activation:
             logits = logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
         for read, values in zip(reads, logits.tolist(), strict=True):
@@ -283,8 +278,8 @@ class LogProbs(_HuggingFace):
             return failed("too_many", f"{top} of {len(ids)} tokens; one item has at most {MAX_TOPS} in all")
         return _Read(ids, top=min(top, self._vocabulary), labels=labels)
 
-    def _entries(self, reads: Sequence[_Read], content: Any, arrived: Arrived) -> Iterator[Entry]:
-        logits, ids = self._logits(reads, content, arrived)
+    def _entries(self, reads: Sequence[_Read], content: Any) -> Iterator[Entry]:
+        logits, ids = self._logits(reads, content)
         # Of all texts together: each time that numbers are asked for, a GPU rests.
         logprobs = _numbers(
             [

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from arl_gpu.kept import Hold
 
-__all__ = ["Arrived", "Entry", "Item", "Loaded", "Model", "Scored", "Weights", "all_there", "failed"]
+__all__ = ["Entry", "Item", "Loaded", "Model", "Scored", "Weights", "failed"]
 
 Item = Mapping[str, Any]
 """As the client sent it."""
@@ -24,29 +24,6 @@ class Scored:
     padding: float
     forward_cpu_s: float
     forward_s: float
-
-
-class Arrived(Protocol):
-    """How far the bytes of a content have come, which come in their order."""
-
-    @property
-    def is_whole(self) -> bool:
-        """All are there, so that nobody has to ask any more."""
-        ...
-
-    def __call__(self, upto: int) -> None:
-        """Returns once the first `upto` bytes are there. Raises `CopyFailed` where they won't be."""
-
-
-class _AllThere:
-    is_whole = True
-
-    def __call__(self, upto: int) -> None:
-        pass
-
-
-all_there: Arrived = _AllThere()
-"""Of a content that is not on its way."""
 
 
 def failed(code: str, message: str) -> Entry:
@@ -80,9 +57,6 @@ class Model(Protocol):
         """What computes the forward."""
         ...
 
-    def score(self, items: Sequence[Item], content: Any, arrived: Arrived = all_there) -> Scored:
-        """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU.
-
-        What it reads of that it waits for by `arrived`, so that it may begin before all of it is there.
-        """
+    def score(self, items: Sequence[Item], content: Any) -> Scored:
+        """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU."""
         ...
