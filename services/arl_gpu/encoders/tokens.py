@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from .words import Words
-
 __all__ = ["Tokens", "WordPieces"]
 
 SPECIAL = 2
@@ -38,30 +36,8 @@ class WordPieces:
         # The file itself pads and cuts everything to 128.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_tokens)
-        self._around = self._tokenizer.encode("").ids
-        self._words = self._words_if_alone()
 
     def split(self, texts: Sequence[str]) -> list[Tokens]:
-        found = [self._of_words(text) for text in texts]
-        others = iter(self._of_texts([text for text, tokens in zip(texts, found, strict=True) if tokens is None]))
-        return [next(others) if tokens is None else tokens for tokens in found]
-
-    def _words_if_alone(self) -> Words | None:
-        """Of tokenizers that put their special tokens around the text, one on each side."""
-        if len(self._around) != SPECIAL or not Words.are_split_alone(self._tokenizer):
-            return None
-        begin, end = self._around
-        words = Words(self._tokenizer)
-        return words if self._tokenizer.encode("a").ids == [begin, *(words.ids("a") or ()), end] else None
-
-    def _of_words(self, text: str) -> Tokens | None:
-        if self._words is None or len(text) > PER_TOKEN * self.max_tokens or (ids := self._words.ids(text)) is None:
-            return None
-        begin, end = self._around
-        most = self.max_tokens - SPECIAL
-        return Tokens((begin, *ids[:most], end), len(ids) > most)
-
-    def _of_texts(self, texts: Sequence[str]) -> list[Tokens]:
         """What is beyond the model's length need not be read, where the text before it is long enough."""
         begins = [_begin(text, PER_TOKEN * self.max_tokens) for text in texts]
         found = self._tokens(begins)
