@@ -11,7 +11,7 @@ __all__ = ["CpuSettings"]
 
 
 class CpuSettings(ManagerSettings):
-    driver: Literal["auto", "namespaces", "landlock", "bwrap", "unsafe-local", "simulated"] = "auto"
+    driver: Literal["auto", "namespaces", "landlock", "unsafe-local", "simulated"] = "auto"
     launcher_socket: Path | None = Field(default=None, description="Where the launcher listens; not for `simulated`")
     templates_dir: Path | None = Field(default=None, description="This node's templates; without it there is `host`")
     snapshots_dir: Path | None = Field(default=None, description="Where snapshots lie; without it none are taken")

@@ -9,7 +9,7 @@ from support.conditions import eventually
 from support.sandbox import Bench, a_bench, an_environment, cgroups_of, living_descendants, sandboxes
 
 
-@pytest.fixture(scope="module", params=sandboxes(slow=("landlock", "bwrap"), both_agents=True))
+@pytest.fixture(scope="module", params=sandboxes(slow=("landlock",), both_agents=True))
 async def sandbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     async with a_bench(tmp_path_factory.mktemp("sandbox"), request.param) as bench:
         yield bench

@@ -70,7 +70,7 @@ def _name_of(pid: int) -> str:
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
-@pytest.mark.parametrize("driver", ["unsafe-local", *sandboxes(slow=("landlock", "bwrap"))])
+@pytest.mark.parametrize("driver", ["unsafe-local", *sandboxes(slow=("landlock",))])
 async def test_two_actions_never_share_a_core_of_their_own_over_random_resizes(tmp_path: Path, driver: str) -> None:
     choose = random.Random(7)
     async with a_bench(tmp_path, driver) as bench:

@@ -11,7 +11,7 @@ from arl_core.fence import Fence
 from arl_cpu.simulated import SimulatedExecutor
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, sandboxes
 
-REAL = ("unsafe-local", *sandboxes(slow=("bwrap",)))
+REAL = ("unsafe-local", *sandboxes())
 
 
 @pytest.fixture(scope="module", params=("simulated", *REAL))

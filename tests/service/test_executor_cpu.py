@@ -42,7 +42,7 @@ child.kill()
 """
 
 
-@pytest.fixture(scope="module", params=("unsafe-local", *sandboxes(slow=("landlock", "bwrap"))))
+@pytest.fixture(scope="module", params=("unsafe-local", *sandboxes(slow=("landlock",))))
 async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     async with a_bench(tmp_path_factory.mktemp("executor"), request.param) as bench:
         yield bench

@@ -32,7 +32,7 @@ from support.sandbox import (
     zygote_of,
 )
 
-DRIVERS = ("unsafe-local", *sandboxes(slow=("landlock", "bwrap")))
+DRIVERS = ("unsafe-local", *sandboxes(slow=("landlock",)))
 
 
 @pytest.fixture(params=DRIVERS)
@@ -102,8 +102,7 @@ class TestReconnect:
 @pytest.mark.slow
 class TestLoad:
     async def test_many_starts_at_once_all_report(self, bench: Bench) -> None:
-        # bubblewrap starts an interpreter for each, and all at once: 400 take longer than a set-up may on two cores.
-        specs = [a_command("true") for _ in range(100 if bench.state.driver == "bwrap" else 400)]
+        specs = [a_command("true") for _ in range(400)]
         reports = [bench.report_of(spec.fence) for spec in specs]
         await bench.executor.start(specs)
         assert {report.outcome for report in await asyncio.gather(*reports)} == {"ok"}
@@ -231,11 +230,8 @@ WITHOUT_NAMESPACES = ("unshare", "-Ur", "sh", "-c", FORBID, "sh")
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
 class TestWithoutUserNamespaces:
-    @pytest.mark.parametrize("driver", ["namespaces", "bwrap"])
-    def test_a_driver_that_was_chosen_and_needs_them_is_refused_with_what_to_do(
-        self, driver: str, tmp_path: Path
-    ) -> None:
-        launcher = Launcher(tmp_path, driver, prefix=WITHOUT_NAMESPACES)
+    def test_a_driver_that_was_chosen_and_needs_them_is_refused_with_what_to_do(self, tmp_path: Path) -> None:
+        launcher = Launcher(tmp_path, "namespaces", prefix=WITHOUT_NAMESPACES)
         with pytest.raises(RuntimeError, match=r"does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
             launcher.wait_until_ready()
         assert launcher.stop()[0] == 3

@@ -15,7 +15,7 @@ from arl_cpu.simulated import SimulatedExecutor
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, an_environment, sandboxes
 
-REAL = ("unsafe-local", *sandboxes(slow=("landlock", "bwrap")))
+REAL = ("unsafe-local", *sandboxes(slow=("landlock",)))
 KEEP = 100_000
 
 

@@ -13,7 +13,7 @@ from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, a_session_command, an_environment, sandboxes
 
-REAL = ("unsafe-local", *sandboxes(slow=("landlock", "bwrap")))
+REAL = ("unsafe-local", *sandboxes(slow=("landlock",)))
 KILLED = 9
 
 

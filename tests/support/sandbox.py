@@ -27,7 +27,6 @@ from arl_cpu.executor import (
     Stream,
 )
 from arl_cpu.launcher.drivers import DRIVERS
-from arl_cpu.launcher.processes import innermost
 from arl_cpu.launcher.syscalls import PR_SET_PDEATHSIG, prctl
 from arl_cpu.launcher_client import LauncherClient
 
@@ -233,10 +232,8 @@ async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncItera
 
 
 def agent_of(launcher: Launcher) -> int:
-    """The agent of the environment made last: the launcher's youngest child, or what that was made to hold."""
-    youngest = children_of(launcher)[-1]
-    held = innermost(youngest)
-    return held if Path(f"/proc/{youngest}/comm").read_text() == "bwrap\n" else youngest
+    """The agent of the environment made last: the launcher's youngest child."""
+    return children_of(launcher)[-1]
 
 
 def zygote_of(launcher: Launcher) -> int:

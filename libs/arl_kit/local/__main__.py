@@ -61,7 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="of the gateway; by default 8700, or any that is free")
     parser.add_argument("--cores", help="how many cores actions may use")
     parser.add_argument("--nodes", type=int, default=1, help="simulated nodes of so many cores each")
-    drivers = ("auto", "namespaces", "landlock", "bwrap", "unsafe-local", "simulated")
+    drivers = ("auto", "namespaces", "landlock", "unsafe-local", "simulated")
     parser.add_argument("--driver", choices=drivers, default=os.environ.get("TANGRAM_DRIVER", "auto"))
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
     parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends, too")

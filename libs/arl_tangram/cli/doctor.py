@@ -20,9 +20,8 @@ __all__ = ["register"]
 _COLOURS = {Level.OK: "green", Level.INFO: "cyan", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
-_DRIVERS = ("namespaces", "landlock", "bwrap")
-_FALLBACKS = ("namespaces", "landlock")
-"""What is used where none is chosen."""
+_DRIVERS = ("namespaces", "landlock")
+"""Drivers that confine actions, the default first."""
 
 
 def register(app: typer.Typer) -> None:
@@ -71,12 +70,12 @@ def _try_sandbox() -> tuple[list[dict[str, Any]], list[Finding]]:
 
 
 def _choice(works: set[str]) -> Finding:
-    chosen = next((driver for driver in _FALLBACKS if driver in works), None)
+    chosen = next((driver for driver in _DRIVERS if driver in works), None)
     if chosen is None:
         fix = "tangram up --unsafe-local runs code that you trust"
-        return Finding("sandbox", Level.FAIL, f"neither {' nor '.join(_FALLBACKS)} works here", fix)
-    if chosen != _FALLBACKS[0]:
-        return Finding("sandbox", Level.WARN, f"{chosen}, since {_FALLBACKS[0]} does not work here")
+        return Finding("sandbox", Level.FAIL, f"neither {' nor '.join(_DRIVERS)} works here", fix)
+    if chosen != _DRIVERS[0]:
+        return Finding("sandbox", Level.WARN, f"{chosen}, since {_DRIVERS[0]} does not work here")
     return Finding("sandbox", Level.OK, chosen)
 
 

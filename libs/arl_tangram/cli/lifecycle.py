@@ -39,7 +39,6 @@ class Driver(StrEnum):
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
-    BWRAP = "bwrap"
     SIMULATED = "simulated"
 
 

@@ -22,7 +22,7 @@ from .source import look_like_a_fresh_interpreter
 from .spawning import fork_source, spawn, spawn_by_fork, spawn_interpreter, spawn_session
 from .walls import Layers, Setup, Walls
 
-__all__ = ["CHANNEL_FD", "open_oom_score", "run", "serve"]
+__all__ = ["run"]
 
 CHANNEL_FD = 3
 _NATIVE_FD = _OOM_SCORE_FD = 4  # one after the other

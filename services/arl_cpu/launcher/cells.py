@@ -176,8 +176,7 @@ class Cell:
             return os.dup(self._mounts)
         if self.pid is None:
             raise ProcessLookupError(errno.ESRCH, "its first process is gone")
-        first = self._host.driver.first_process(self.pid)
-        return os.open(f"/proc/{first}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def kill(self) -> None:
         """The kernel's guarantee: with pid 1 everything in its pid namespace dies. Without one, what is frozen."""
@@ -185,11 +184,9 @@ class Cell:
             return
         if not self._host.driver.ends_with_first:
             until(self.freeze, _FREEZE_LIMIT_S)
-        first = self._host.driver.first_process(self.pid)
         with suppress(OSError):  # pid 1 is dying in any case
-            os.kill(first, signal.SIGKILL)
-            # What surrounds the first process tells of its end, so it has to outlive it.
-            (self.group.kill if first == self.pid else self.group.thaw)()
+            os.kill(self.pid, signal.SIGKILL)
+            self.group.kill()
 
     def freeze(self) -> bool:
         """Whether nothing in it runs any more; otherwise that is asked again."""

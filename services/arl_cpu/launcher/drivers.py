@@ -4,11 +4,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from . import bwrap, landlock
-from .bwrap import Bubblewrap
+from . import landlock
 from .landlock import Landlock
 from .namespaces import Namespaces
-from .processes import innermost
 from .unsafe_local import UnsafeLocal
 from .walls import Walls
 
@@ -27,8 +25,6 @@ class Driver:
     """The process that forks agents makes their namespaces; else their walls do all of it."""
     ends_with_first: bool = False
     """The kernel ends all of an environment with its first process."""
-    first_process: Callable[[int], int] = lambda pid: pid
-    """The agent, from the process that the launcher knows."""
     has_walls: bool = True
     has_templates: bool = False
     """Its walls can stand around another file tree than the host's."""
@@ -86,15 +82,6 @@ DRIVERS: Mapping[str, Driver] = {
                 "pids": "RLIMIT_NPROC of its uid" if os.geteuid() == 0 else "a polled count",
                 "disk_total": "a polled sum",
             },
-        ),
-        Driver(
-            name="bwrap",
-            walls=Bubblewrap,
-            first_process=innermost,
-            ends_with_first=True,
-            problem=bwrap.problem,
-            fix=f"Install bubblewrap; {_USER_NAMESPACES[0].lower()}{_USER_NAMESPACES[1:]}",
-            mechanisms=_IN_NAMESPACES,
         ),
         Driver(name="unsafe-local", walls=UnsafeLocal, has_walls=False, mechanisms={}),
     )

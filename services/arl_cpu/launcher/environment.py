@@ -245,7 +245,7 @@ class Environment:
         if of_all:
             pin(self.processes, cores)
         else:
-            os.sched_setaffinity(self._host.driver.first_process(self._cell.pid), cores)
+            os.sched_setaffinity(self._cell.pid, cores)
 
     def _send_start(self, attempt: Attempt) -> None:
         spec = attempt.spec

@@ -9,14 +9,8 @@ from . import syscalls
 from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
 __all__ = [
-    "DEVICES",
-    "DEV_LINKS",
-    "ETC",
-    "MASKED_FILES",
-    "SYSTEM",
     "WORKSPACE",
     "WRITABLE",
-    "WRITTEN",
     "Sources",
     "area_options",
     "build_root",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["MAX_SWEEPS", "Process", "all_processes", "descendants", "innermost", "pin", "signal_each", "sweep"]
+__all__ = ["MAX_SWEEPS", "Process", "all_processes", "descendants", "pin", "signal_each", "sweep"]
 
 MAX_SWEEPS = 100
 
@@ -61,16 +61,6 @@ def _with_living_parents(seen: Mapping[int, Process]) -> Iterator[Process]:
             yield process
         elif (now := _read(process.pid)) is not None:
             yield now
-
-
-def innermost(root: int) -> int:
-    """The end of a line of processes that each have one child: the first process of a pid namespace made there."""
-    try:
-        with open(f"/proc/{root}/task/{root}/children") as file:
-            children = file.read().split()
-    except OSError:
-        return root
-    return int(children[0]) if len(children) == 1 else root
 
 
 def sweep(look: Callable[[], Iterable[Process]], number: int) -> None:
