@@ -131,6 +131,9 @@ def test_a_form_is_read_to_the_byte() -> None:
         b'--B\r\nContent-Disposition: form-data; name="file"\r\n\r\ncut off',
         b'--B\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n' * 20 + b"--B--",
         b"--B\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--B--",
+        b"--B\r\n" + b"".join(b"%d: %s\r\n" % (n, b"a" * 3000) for n in range(3)) + b"\r\nx\r\n--B--",
+        b"--B\r\nname\r\n\r\nx\r\n--B--",
+        b"--B\r\n\r\n" + b"\r\n--Bx" * 20 + b"\r\n--B--",
     ],
 )
 def test_a_form_that_was_cut_or_has_too_much_is_none(form: bytes) -> None:

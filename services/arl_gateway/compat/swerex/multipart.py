@@ -1,12 +1,14 @@
 """The form that SWE-ReX's client uploads files by (RFC 7578): read as a whole, for it is bounded."""
 
+import logging
 import re
-from dataclasses import dataclass
-from email.message import Message
-from email.parser import BytesHeaderParser
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
+from python_multipart import MultipartParser
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import parse_options_header
 
 from arl_wire.errors import FieldError, UnsupportedMediaType, ValidationFailed
 
@@ -15,6 +17,7 @@ __all__ = ["UPLOAD", "Uploaded", "fields_of", "uploaded"]
 BOUNDARY = re.compile(rb"[\x21-\x7e]([\x20-\x7e]{0,68}[\x21-\x7e])?")
 """RFC 2046, section 5.1.1."""
 MOST_PARTS, LONGEST_HEAD = 16, 8 << 10
+"""Parts of a form, and bytes of one part's headers. The limit on the body's size limits what the parts have."""
 TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 FORM = {
     "type": "object",
@@ -28,6 +31,10 @@ FORM = {
 UPLOAD: dict[str, Any] = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
 
 
+# It warns of each form that is malformed, which its sender is told anyway.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+
 @dataclass(frozen=True, slots=True)
 class Uploaded:
     target: str
@@ -37,15 +44,14 @@ class Uploaded:
 
 async def uploaded(request: Request) -> Uploaded:
     """Raises UnsupportedMediaType and ValidationFailed."""
-    about = Message()
-    about["content-type"] = request.headers.get("content-type", "")
-    boundary = about.get_param("boundary")
-    if about.get_content_type() != "multipart/form-data" or not isinstance(boundary, str):
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    boundary = options.get(b"boundary")
+    if kind != b"multipart/form-data" or boundary is None:
         message = "is not multipart/form-data with a boundary"
         raise UnsupportedMediaType(
             f"the body's content-type {message}", errors=[FieldError(field="header.Content-Type", message=message)]
         )
-    fields = fields_of(await request.body(), boundary.encode("latin-1", "replace"))
+    fields = fields_of(await request.body(), boundary)
     for name in ("file", "target_path"):
         if not fields.get(name) and not (name == "file" and name in fields):
             raise ValidationFailed(f"{name}: is missing", errors=[FieldError(field=name, message="is missing")])
@@ -54,35 +60,72 @@ async def uploaded(request: Request) -> Uploaded:
 
 
 def fields_of(body: bytes, boundary: bytes) -> dict[str, bytes]:
-    """By name; what stands before the first boundary and after the last is nobody's. Raises ValidationFailed.
-
-    Each byte is looked at once, and few of them by Python.
-    """
-    mark, found = b"--" + boundary, dict[str, bytes]()
-    at = 0 if body.startswith(mark) else _after(body.find(b"\r\n" + mark), 2)
-    for _ in range(MOST_PARTS + 1):
-        if BOUNDARY.fullmatch(boundary) is None or at < 0:
-            break
-        at += len(mark)
-        if body.startswith(b"--", at):
-            return found
-        head_end = body.find(b"\r\n\r\n", at, at + LONGEST_HEAD)
-        end = body.find(b"\r\n" + mark, max(head_end, at))
-        if head_end < 0 or end < 0:
-            break
-        name = _name_in(body[at:head_end])
-        if name is not None:
-            found[name] = body[head_end + 4 : end]
-        at = end + 2
+    """Parts by name. Ignore what stands before the first boundary and after the last. Raise ValidationFailed."""
+    mark = b"--" + boundary
+    begin = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
+    # Counted before it is parsed: the parser looks at each boundary in Python, and the event loop waits for that.
+    is_form = BOUNDARY.fullmatch(boundary) and body.startswith(mark, begin)
+    if is_form and body.count(b"\r\n" + mark, begin) <= MOST_PARTS:
+        form = _Form()
+        try:
+            form.parser(boundary).write(body[begin:])
+        except MultipartParseError:
+            form.has_ended = False
+        if form.has_ended:
+            return form.fields
     message = f"is no form of at most {MOST_PARTS} parts that ends with its boundary"
     raise ValidationFailed(f"body: {message}", errors=[FieldError(field="body", message=message)])
 
 
-def _after(found: int, length: int) -> int:
-    return found + length if found >= 0 else -1
+@dataclass(slots=True)
+class _Form:
+    """The parts of one form, collected while they are parsed."""
 
+    fields: dict[str, bytes] = field(default_factory=dict)
+    has_ended: bool = False
+    _headers: dict[bytes, bytes] = field(default_factory=dict)
+    _header: bytes = b""
+    _head_bytes: int = 0
+    _content: list[bytes] = field(default_factory=list)
 
-def _name_in(head: bytes) -> str | None:
-    headers = BytesHeaderParser().parsebytes(head.lstrip() + b"\r\n\r\n")
-    name = headers.get_param("name", header="content-disposition")
-    return name if isinstance(name, str) else None
+    def parser(self, boundary: bytes) -> MultipartParser:
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_header_field": self._take_header_name,
+                "on_header_value": self._take_header_value,
+                "on_part_data": self._take_content,
+                "on_part_end": self._end_part,
+                "on_end": self._end,
+            },
+            max_header_size=LONGEST_HEAD,
+        )
+
+    def _begin_part(self) -> None:
+        self._headers, self._head_bytes, self._content = {}, 0, []
+
+    def _take_header_name(self, body: bytes, start: int, end: int) -> None:
+        self._header = body[start:end].lower()
+        self._count(end - start)
+
+    def _take_header_value(self, body: bytes, start: int, end: int) -> None:
+        self._headers[self._header] = body[start:end]
+        self._count(end - start)
+
+    def _count(self, length: int) -> None:
+        """Raise `MultipartParseError` for headers that are too long in all; the parser limits each of them."""
+        self._head_bytes += length
+        if self._head_bytes > LONGEST_HEAD:
+            raise MultipartParseError(f"the headers of a part have more than {LONGEST_HEAD} bytes")
+
+    def _take_content(self, body: bytes, start: int, end: int) -> None:
+        self._content.append(body[start:end])
+
+    def _end_part(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        if (name := options.get(b"name")) is not None:
+            self.fields[name.decode("latin-1")] = b"".join(self._content)
+
+    def _end(self) -> None:
+        self.has_ended = True
