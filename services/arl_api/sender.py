@@ -76,6 +76,8 @@ class Sender:
             return Heard(verdict=Verdict.ITS_FAULT, said="the path or the query is none that can be sent")
         except Unreadable as error:
             return Heard(verdict=Verdict.BROKE_OFF, said=str(error))
+        except _ConnectionLost as error:
+            return Heard(verdict=Verdict.BROKE_OFF, said=f"the connection broke off: {error}")
         except Exception as error:  # noqa: BLE001 - whatever an answer does to its reader, the request was sent
             return Heard(verdict=Verdict.BROKE_OFF, said=f"the connection broke off: {type(error).__name__}")
 
@@ -135,10 +137,26 @@ class Sender:
                 skip_auto_headers=("Content-Type",),
                 headers={"User-Agent": "arl-tangram"},
                 auto_decompress=False,
+                middlewares=(_send_once,),
             )
-            # What it sends again by itself is in no count, and beyond every rate; there is no other way to say so.
-            self._session._retry_connection = False
         return self._session
+
+
+class _ConnectionLost(Exception):
+    """The connection ended after the request may have been sent. The message is the name of aiohttp's error."""
+
+
+async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Turn the errors after which aiohttp sends an idempotent request again into one after which it does not.
+
+    No quota would count the second request.
+    """
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise _ConnectionLost(type(error).__name__) from error
 
 
 def _why(error: aiohttp.ClientConnectorError) -> str:
