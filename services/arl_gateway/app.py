@@ -10,7 +10,6 @@ from arl_gateway.archive_routes import ARCHIVE
 from arl_gateway.archive_routes import router as archive_router
 from arl_gateway.archives import Archives
 from arl_gateway.auth import Keys
-from arl_gateway.called import called
 from arl_gateway.code_runs import CodeRuns
 from arl_gateway.compat.routers import PREFIXED
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
@@ -52,7 +51,7 @@ from arl_gateway.traces import Traces
 from arl_gateway.waiters import Waiters
 from arl_kit.app import create_app, metrics_of
 from arl_kit.failpoints import Failpoints
-from arl_kit.hops import shortcut
+from arl_kit.fast_route import serve_by_path
 from arl_kit.metrics import Metrics
 from arl_kit.peers import Peers
 from arl_store.tx import Store, open_store
@@ -160,7 +159,7 @@ def _serve(app: FastAPI) -> None:
     for each in ROUTERS:
         app.include_router(each)
     app.router.routes.extend(PREFIXED)
-    shortcut(app, called(ROUTERS))
+    serve_by_path(app, [route for each in ROUTERS for route in each.routes])
     describe(app)
 
 

@@ -16,6 +16,7 @@ from arl_gateway.queues import QueueAdmin
 from arl_gateway.service import Actions, Trace, is_known
 from arl_gateway.views import version_of
 from arl_kit.app import documented, json_only
+from arl_kit.fast_route import FastRoute
 from arl_kit.telemetry import current_traceparent, valid_traceparent
 from arl_trace.life import MADE_HERE
 from arl_wire.actions import (
@@ -44,7 +45,7 @@ from arl_wire.errors import (
 from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
 from arl_wire.queues import ChangeQueue, Queue, QueueList
 
-__all__ = ["admin", "caller_of", "may_administer", "router", "trajectories"]
+__all__ = ["WriterRoute", "admin", "caller_of", "may_administer", "router", "trajectories"]
 
 API_KEY = HTTPBearer(
     auto_error=False, scheme_name="ApiKey", description="An API key, `tk_…`; `tangram up` makes the first one"
@@ -93,6 +94,16 @@ async def _admin_writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
 async def _json_body(request: Request, caller: Annotated[Caller, Depends(_caller)]) -> None:
     """After the key, so that nobody without one learns anything else."""
     await json_only(request)
+
+
+class WriterRoute(FastRoute):
+    """A `FastRoute` for keys with `actions:write`; the type of the body is checked after the key."""
+
+    async def admit(self, request: Request, response: Response) -> Caller:
+        caller = await caller_of(request, response)
+        caller.must("actions:write")
+        await json_only(request)
+        return caller
 
 
 async def _actions(request: Request) -> Actions:

@@ -2,9 +2,8 @@
 
 from fastapi import APIRouter, Request, Response
 
-from arl_gateway.called import CalledRoute
 from arl_gateway.offered import Offered
-from arl_gateway.routes import ANY, BODY, Writer, trace_of, written
+from arl_gateway.routes import ANY, BODY, Writer, WriterRoute, trace_of, written
 from arl_gateway.scores import Ask, Scores
 from arl_kit.app import documented
 from arl_kit.hops import unless_gone
@@ -14,7 +13,7 @@ from arl_wire.scoring import ScoreAnswer, ScoreRequest
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["services"], route_class=CalledRoute)
+router = APIRouter(prefix="/v1", tags=["services"], route_class=WriterRoute)
 
 
 @router.post(

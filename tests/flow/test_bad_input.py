@@ -262,16 +262,22 @@ class TestBody:
             f"POST /v1/actions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
             f"Content-Type: {media_type}\r\nContent-Length: 1000\r\n\r\n"
         )
-        refused = await answered(system, "400")
+        refused = await answered(system, "499")
         _, writer = await asyncio.open_connection("127.0.0.1", system.ports["gateway"])
         writer.write(head.encode() + b'{"task": ')
         await writer.drain()
         writer.close()
         await writer.wait_closed()
         async with asyncio.timeout(10):
-            while await answered(system, "400") == refused:
+            while await answered(system, "499") == refused:
                 await asyncio.sleep(0.02)
         assert await answered(system, "500") == 0
+
+    @pytest.mark.parametrize(("wait", "field"), [("-1", "query.wait"), ("1e9", "query.wait"), ("many", "query.wait")])
+    async def test_submitted_action_with_wrong_wait_names_the_field(
+        self, api: httpx.AsyncClient, wait: str, field: str
+    ) -> None:
+        assert fields_of(await api.post("/v1/actions", json=TRUE, params={"wait": wait}), 422) == [field]
 
     async def test_a_slow_answer_is_not_a_slow_body(self, api: httpx.AsyncClient) -> None:
         """A wait outlasts the time that a body may take."""

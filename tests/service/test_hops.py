@@ -87,6 +87,21 @@ async def test_what_goes_wrong_is_a_problem_with_its_code(caller: httpx.AsyncCli
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
 
 
+async def test_text_that_is_no_unicode_names_its_field(caller: httpx.AsyncClient) -> None:
+    answered = await caller.post("/internal/double", content=b'{"number": "\\ud800"}')
+    assert (answered.status_code, [each["field"] for each in answered.json()["errors"]]) == (422, ["number"])
+
+
+def test_second_fast_route_with_one_path_is_refused() -> None:
+    app = create_app(title="test", lifespan=_nothing, ready=_ready, max_body_bytes=100, metrics=Metrics())
+    settings = ServiceSettings(port=1, database_url="postgresql://nowhere", service_token=TOKEN)
+    hops = [Hops(settings, name) for name in ("cpu", "gpu")]
+    for each in hops:
+        each.add("/internal/double", Asked, _answer)
+    with pytest.raises(ValueError, match="more than one route"):
+        mount(app, *hops)
+
+
 async def test_hops_are_counted_by_their_route(caller: httpx.AsyncClient) -> None:
     for number in (1, 2, 0):
         await caller.post("/internal/double", json={"number": number})

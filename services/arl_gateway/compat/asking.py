@@ -13,9 +13,8 @@ from typing import Any
 from fastapi import Request, Response
 
 from arl_gateway.auth import Caller
-from arl_gateway.called import CalledRoute
 from arl_gateway.compat.places import Place
-from arl_gateway.routes import trace_of
+from arl_gateway.routes import WriterRoute, trace_of
 from arl_gateway.scores import Ask, Scored, Scores, parts
 from arl_kit.hops import unless_gone
 from arl_wire.errors import TooManyRequests, Unavailable
@@ -41,7 +40,7 @@ LARGE = 1 << 20
 """Bytes of which the rewriting may take longer than others should wait."""
 
 
-class CompatRoute(CalledRoute):
+class CompatRoute(WriterRoute):
     """What is too much is 503 here: clients of these protocols come back after that, and die of a 4xx."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

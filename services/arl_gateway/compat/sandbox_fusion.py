@@ -18,12 +18,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
 from arl_core.states import Outcome
-from arl_gateway.called import CalledRoute
 from arl_gateway.code_runs import CodeRun, CodeRuns, Ran
 from arl_gateway.compat.asking import ACTION, answered
 from arl_gateway.compat.languages import LANGUAGES, Language
 from arl_gateway.compat.places import Whose, said_by
-from arl_gateway.routes import ANY, BODY, Writer, trace_of
+from arl_gateway.routes import ANY, BODY, Writer, WriterRoute, trace_of
 from arl_kit.app import documented, validation_failed
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, Name, SubmitAction, TemplateName
@@ -60,7 +59,7 @@ NOT_STARTED = "cannot run "
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
-class HeldRoute(CalledRoute):
+class HeldRoute(WriterRoute):
     """Its clients come back after nothing but a 504, so what is refused for the moment is held first."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from arl_gateway.called import NOBODY
 from arl_gateway.compat.asking import ACTION
 from arl_gateway.compat.places import Whose, said_by
 from arl_gateway.routes import ANY, Writer, trace_of
 from arl_gateway.through import Through
 from arl_kit.app import documented, validation_failed
+from arl_kit.fast_route import NOBODY
 from arl_kit.hops import unless_gone
 from arl_wire.actions import Action, Name, SubmitAction
 from arl_wire.calls import CREDENTIALS, OF_THE_CONNECTION, CallResponse, EndpointName

@@ -9,8 +9,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from arl_core.states import Outcome
-from arl_gateway.called import NOBODY
 from arl_gateway.compat.swerex.bodies import Raised, Transferred
+from arl_kit.fast_route import NOBODY
 from arl_wire.actions import Action
 
 __all__ = ["STATUS", "RaisedThere", "RaisingRoute", "not_done_here", "os_error", "os_error_of", "unless_ours"]
