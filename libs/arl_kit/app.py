@@ -14,12 +14,14 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
+from opentelemetry.context import attach, detach
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from arl_kit.metrics import CONTENT_TYPE, Metrics
-from arl_kit.telemetry import current_traceparent, new_traceparent, trace_id_of, valid_traceparent
+from arl_kit.telemetry import current_traceparent, new_traceparent, trace_id_of
+from arl_kit.telemetry.propagation import extract_context, remote_parent, traceparent_of
 from arl_store.tx import PoolBusy, Store, is_temporary
 from arl_wire.errors import (
     BadRequest,
@@ -155,10 +157,13 @@ class _Envelope:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        traceparent = valid_traceparent(headers.get(b"traceparent", b"").decode("latin-1")) or new_traceparent()
+        context = extract_context(headers)
+        parent = remote_parent(context)
+        traceparent = traceparent_of(parent) if parent is not None else new_traceparent()
         # Also in the scope: the handler of unexpected errors runs outside this context.
         scope[_TRACEPARENT] = traceparent
         token = current_traceparent.set(traceparent)
+        attached = attach(context)
         announced = headers.get(b"content-length", b"0")
         most = next(most for path, most in self._bounds if path.match(scope["path"]))
         answer = _Answer(send, traceparent)
@@ -168,6 +173,7 @@ class _Envelope:
                 return
             await self._app(scope, self._bounded(receive, most), answer.send)
         finally:
+            detach(attached)
             current_traceparent.reset(token)
             answer.count(self._metrics, scope)
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from pydantic import BaseModel
 
-from arl_kit.telemetry import current_traceparent, new_traceparent
+from arl_kit.telemetry.propagation import context_headers
 from arl_wire.errors import Problem, Unavailable, error_from
 
 __all__ = ["Peers"]
@@ -65,7 +65,7 @@ class Peers:
             raise RuntimeError("start() was not called")
         content = body if isinstance(body, str) else body.model_dump_json()
         try:
-            async with self._session.post(url, data=content.encode(), headers=_trace()) as response:
+            async with self._session.post(url, data=content.encode(), headers=context_headers()) as response:
                 answer = await response.read()
                 if response.status < 300:
                     return answer
@@ -88,7 +88,7 @@ class Peers:
         raised: list[BaseException] = []
         sent = _noted(body, raised) if body is not None else None
         try:
-            async with self._streams.post(url, data=sent, headers={**about, **_trace()}) as response:
+            async with self._streams.post(url, data=sent, headers={**about, **context_headers()}) as response:
                 if response.status >= 300:
                     raise _error_of(await response.read(), response.status)
                 yield response.content.iter_chunked(STREAM_CHUNK)
@@ -119,10 +119,6 @@ async def _noted(body: AsyncIterator[bytes], raised: list[BaseException]) -> Asy
     except Exception as error:
         raised.append(error)
         raise
-
-
-def _trace() -> dict[str, str]:
-    return {"traceparent": current_traceparent.get() or new_traceparent()}
 
 
 def _error_of(content: bytes, status: int) -> Exception:

@@ -16,6 +16,7 @@ import httpx
 
 from arl_tangram.connection import Connection
 from arl_tangram.shared_wait import Ask, SharedWait
+from arl_tangram.trace_context import add_trace_context, add_trace_context_async
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -47,7 +48,9 @@ class Channel:
         if self._client is None:
             with self._making:
                 if self._client is None:
-                    self._client = httpx.Client(**_options(self._connection), limits=LIMITS)
+                    self._client = httpx.Client(
+                        **_options(self._connection), limits=LIMITS, event_hooks={"request": [add_trace_context]}
+                    )
         return self._client
 
     def close(self) -> None:
@@ -109,7 +112,9 @@ class AsyncChannel:
             self._forget_ended()
             sessions: list[ClientSession] = []
             client = httpx.AsyncClient(
-                **_options(self._connection), transport=_transport(self._connection.url, sessions)
+                **_options(self._connection),
+                transport=_transport(self._connection.url, sessions),
+                event_hooks={"request": [add_trace_context_async]},
             )
             here = self._here[loop] = _Here(client, SharedWait(), sessions)
         return here

@@ -1,7 +1,7 @@
-"""Spans of what settled, sent once to a collector: off the hot path, in batches, from rows.
+"""Export of settled actions' spans: off the hot path, in batches, from rows, by any exporter of the OpenTelemetry SDK.
 
-At least once while this process lives, and with the same ids each time. A collector that is away costs memory for
-some ids and nothing else; what does not fit any more is counted and can still be read at `/trace`.
+Spans are exported at least once while this process lives, with the same ids each time. While exporting fails, action
+ids wait in a bounded queue. Spans that are given up are counted and can still be read at `/trace`.
 """
 
 import asyncio
@@ -14,35 +14,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import islice
 from uuid import UUID
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import Decision
 
 from arl_core.states import State
 from arl_kit.metrics import Metrics
-from arl_kit.otlp import Batch, Collector, Link, Refused, Sampler, Unreachable
+from arl_kit.telemetry.otel import TracePipeline
 from arl_store.tx import Row, Store
 from arl_trace import repository
-from arl_trace.life import Life, context_of, root_id, spans_of
+from arl_trace.export_thread import ExportThread
+from arl_trace.life import Life, TraceContext, context_of, root_id
+from arl_trace.readable_spans import SpanBuilder, SpanIds
 
 __all__ = ["Exporter", "Round"]
 
 PAGE = 500
 """Lives in one statement and in one request."""
-LINGER_S = 0.5
-"""After the first one, so that a page fills."""
-WAITING = 65_536
-"""Ids that may wait for a collector."""
 LINKS = 128
+"""Links of a round's span. The SDK's default limit is the same."""
 ROUND_S = 5.0
 """How long a round waits for its actions' traces to be read anyway."""
 ROUNDS = 4096
 LOOK_BACK_S, ADMITTED_BACK_S, LOOK_BACK = 30.0, 600.0, 10_000
 LONGEST_PAUSE_S = 30.0
-STOP_S = 2.0
+RETRY_S = 600.0
+"""Time after an action's first failed export until its spans are given up: the collector may refuse just these."""
+STOP_S, SHUT_DOWN_S = 2.0, 1.0
+"""Bounds of the last flush and of the exporters' shutdown."""
 YIELD_EVERY = 25
 """Rows between which the process that decides has its turn."""
-
-_LIMIT = "tangram.straggler.limit_ms"
-"""Of an attempt that ran far longer than others of its class: after so long it was a straggler."""
 
 log = logging.getLogger(__name__)
 
@@ -51,62 +54,72 @@ log = logging.getLogger(__name__)
 class Round:
     """A round of the scheduler that granted something; seconds since the epoch, by the database's clock."""
 
-    link: Link
+    link: SpanIds
     """Its own trace and span."""
     began: float
     decided: float
     ended: float
     granted: Sequence[tuple[UUID, int]]
     """Actions and their grant_no."""
-    links: dict[UUID, Link] = field(default_factory=dict)
+    links: dict[UUID, SpanIds] = field(default_factory=dict)
+
+
+class ExportFailed(Exception):
+    """An exporter did not take the spans. A later try may succeed."""
 
 
 class Exporter:
-    """Told what is over; reads the rows, keeps what the sampler takes, what failed and what was slow, and sends it.
+    """The reader of settled actions' rows. It exports what the sampler takes, what failed and what was slow.
 
     The store is its own, and closed with it.
     """
 
-    def __init__(
-        self, store: Store, collector: Collector, sampler: Sampler, *, slow_s: float, metrics: Metrics
-    ) -> None:
+    def __init__(self, store: Store, pipeline: TracePipeline, *, version: str, slow_s: float, metrics: Metrics) -> None:
         self._store = store
-        self._collector = collector
-        self._sampler = sampler
+        self._pipeline = pipeline
+        self._builder = SpanBuilder(
+            sampler=pipeline.sampler, resource=pipeline.resource, limits=pipeline.limits, version=version
+        )
+        self._thread = ExportThread(pipeline.exporters, batch_spans=pipeline.batch_spans)
         self._slow_s = slow_s
-        self._ids: dict[UUID, None] = {}
+        self._ids: dict[UUID, float | None] = {}
+        """Settled actions, with the time of the first failed export, by the monotonic clock."""
         self._rounds: deque[tuple[float, Round]] = deque()
         """With when they came, by the monotonic clock."""
         self._round_of: dict[UUID, dict[int, Round]] = {}
         self._straggled_s: dict[UUID, dict[int, float]] = {}
         """After how long an attempt was a straggler."""
         self._woken = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._looks_back = False
         self._pause_s = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._sent = metrics.counter("spans_exported", "Spans that the collector took")
+        self._sent = metrics.counter("spans_exported", "Spans that the exporters took")
         self._lost = metrics.counter("spans_lost", "Spans that were not sent, or actions whose spans were not", "why")
-        self._failures = metrics.counter("span_export_failures", "Times that the collector was not to be reached")
+        self._failures = metrics.counter("span_export_failures", "Exports that failed; most are tried again")
 
     async def start(self) -> None:
-        await self._collector.start()
+        self._thread.start()
         self._task = asyncio.create_task(self._forever(), name="span export")
 
     async def stop(self) -> None:
-        """What is waiting goes out if that is quick."""
+        """Export what is waiting, at most for `STOP_S`, and shut the exporters down."""
+        self._stopping.set()
+        self._woken.set()
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
-                    await self._flush()
-        await self._collector.stop()
+                    await self._task
+        if self._ids or self._rounds:
+            log.warning("spans of %d actions are not exported: the process ends", len(self._ids))
+            self._lost.labels("stopped").inc(len(self._ids) + len(self._rounds))
+        self._thread.stop()
+        await asyncio.to_thread(self._pipeline.shut_down, within_s=SHUT_DOWN_S)
         await self._store.close()
 
     def over(self, ids: Iterable[UUID]) -> None:
         """These may have settled: their rows are looked at soon."""
-        self._ids.update(dict.fromkeys(ids))
+        self._ids.update((id, self._ids.get(id)) for id in ids)
         if self._ids:
             self._forget_oldest()
             self._woken.set()
@@ -118,14 +131,14 @@ class Exporter:
         if len(self._rounds) > ROUNDS:
             self._rounds.popleft()
             self._lost.labels("full").inc()
-        while len(self._round_of) > WAITING:
+        while len(self._round_of) > self._pipeline.queue_actions:
             del self._round_of[next(iter(self._round_of))]
         self._woken.set()
 
     def straggles(self, id: UUID, grant_no: int, *, limit_s: float) -> None:
         """This attempt runs for longer than that: its span will say so, and is kept."""
         self._straggled_s.setdefault(id, {})[grant_no] = limit_s
-        while len(self._straggled_s) > WAITING:
+        while len(self._straggled_s) > self._pipeline.queue_actions:
             del self._straggled_s[next(iter(self._straggled_s))]
 
     def look_back(self) -> None:
@@ -134,25 +147,35 @@ class Exporter:
         self._woken.set()
 
     async def _forever(self) -> None:
-        while True:
+        stops = False
+        while not stops:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ROUND_S if self._rounds else None):
                     await self._woken.wait()
             self._woken.clear()
-            await asyncio.sleep(LINGER_S + self._pause_s)
-            try:
-                await self._flush()
-            except Unreachable as error:
-                self._failures.inc()
-                self._pause_s = min(2 * self._pause_s or 1.0, LONGEST_PAUSE_S) * random.uniform(0.8, 1.0)  # noqa: S311
-                log.debug("spans wait, the collector is not to be reached: %s", error)
-                self._woken.set()
-            except Exception as error:  # noqa: BLE001 - traces are never worth an outage
-                log.warning("spans are not exported: %r", error)
-                self._pause_s = LONGEST_PAUSE_S
-                self._woken.set()
-            else:
-                self._pause_s = 0.0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pipeline.schedule_delay_s + self._pause_s):
+                    await self._stopping.wait()
+            stops = self._stopping.is_set()
+            await self._try_to_flush()
+
+    async def _try_to_flush(self) -> None:
+        try:
+            await self._flush()
+        except ExportFailed as error:
+            self._failures.inc()
+            if not self._pause_s:
+                log.warning("spans are not exported; trying again for %.0f s: %s", RETRY_S, error)
+            self._pause_s = min(2 * self._pause_s or 1.0, LONGEST_PAUSE_S) * random.uniform(0.8, 1.0)  # noqa: S311
+            self._woken.set()
+        except Exception as error:  # noqa: BLE001 - traces are never worth an outage
+            log.warning("spans are not exported: %r", error)
+            self._pause_s = LONGEST_PAUSE_S
+            self._woken.set()
+        else:
+            if self._pause_s:
+                log.warning("spans are exported again")
+            self._pause_s = 0.0
 
     async def _flush(self) -> None:
         if self._looks_back:
@@ -164,34 +187,41 @@ class Exporter:
                 )
             self._looks_back = False
         while self._ids:
-            page = [id for id, _ in zip(self._ids, range(PAGE), strict=False)]
             # What settles while the page is on its way is told anew, and comes again.
-            for id in page:
-                del self._ids[id]
-            try:
-                await self._export(page)
-            except Unreachable:
-                self._ids = dict.fromkeys(page) | self._ids
-                raise
-            except Exception:
-                self._lost.labels("unreadable").inc(len(page))
-                raise
+            page = {id: self._ids.pop(id) for id in list(islice(self._ids, PAGE))}
+            await self._export_page(page)
         await self._export_rounds()
+
+    async def _export_page(self, page: dict[UUID, float | None]) -> None:
+        """Export a page. If that fails, it goes to the end of the queue, so that a refused page delays no other."""
+        try:
+            await self._export(list(page))
+        except (ExportFailed, asyncio.CancelledError):
+            now = time.monotonic()
+            kept = {id: since or now for id, since in page.items() if since is None or now - since < RETRY_S}
+            if len(kept) < len(page):
+                self._lost.labels("refused").inc(len(page) - len(kept))
+            self._ids.update(kept)
+            self._forget_oldest()
+            raise
+        except Exception:
+            self._lost.labels("unreadable").inc(len(page))
+            raise
 
     async def _export(self, ids: Sequence[UUID]) -> None:
         async with self._store.read() as tx:
             rows = await repository.lives(tx, ids)
-        batch = self._collector.batch()
+        spans: list[ReadableSpan] = []
         granted_by = {id: dict(self._round_of[id]) for id in ids if id in self._round_of}
         for count, row in enumerate(rows):
             # What went back to the queue comes again.
             if row["state"] == State.SETTLED:
-                self._add(batch, repository.life_of(row))
+                spans += self._spans_of(repository.life_of(row))
             if count % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         try:
-            await self._send(batch)
-        except Unreachable:
+            await self._send(spans)
+        except ExportFailed:
             # Whatever is sent again is linked again.
             self._round_of = granted_by | self._round_of
             raise
@@ -199,31 +229,18 @@ class Exporter:
             if row["state"] == State.SETTLED:
                 self._straggled_s.pop(row["id"], None)
 
-    def _add(self, batch: Batch, life: Life) -> None:
+    def _spans_of(self, life: Life) -> list[ReadableSpan]:
         context = life.context
         rounds = self._round_of.pop(life.id, {})
         for done in rounds.values():
             done.links[life.id] = (context.trace_id, root_id(life.id))
-        taken = self._sampler.takes(context.trace_id, parent=context.sampled)
+        sampling = self._builder.sample(context, name="create action", tracestate=life.tracestate)
         straggled_s = self._straggled_s.get(life.id, {})
-        if not taken and not life.failed and life.act_s < self._slow_s and not straggled_s:
-            return
-        end = life.settled_at or life.created_at
-        for span in spans_of(life, context):
-            granted_by = rounds.get(span.attempt or 0) if span.name == "grant" else None
-            limit_s = straggled_s.get(span.attempt or 0) if span.name == "process action" else None
-            batch.add(
-                span.name,
-                (span.start, span.end or end),
-                ids=(context.trace_id, span.span_id, span.parent_id),
-                kind=span.kind,
-                attributes=span.attributes,
-                own=(*span.own, (_LIMIT, round(1000 * limit_s))) if limit_s is not None else span.own,
-                error=span.error,
-                links=(granted_by.link,) if granted_by is not None else (),
-            )
-            if context.parent_id is not None and life.tracestate:
-                batch.say_state(life.tracestate)
+        taken = sampling.decision is Decision.RECORD_AND_SAMPLE
+        if not (taken or life.failed or life.act_s >= self._slow_s or straggled_s):
+            return []
+        links = {grant_no: done.link for grant_no, done in rounds.items()}
+        return self._builder.action_spans(life, context, sampling, rounds=links, straggler_limits_s=straggled_s)
 
     async def _export_rounds(self) -> None:
         """Those whose actions were read, and the old ones; for these the traces of actions that still run are read."""
@@ -233,53 +250,47 @@ class Exporter:
         while self._rounds and (self._rounds[0][0] < old or not _unlinked(self._rounds[0][1])):
             entries.append(self._rounds.popleft())
             ripe.append(entries[-1][1])
-        kept = [done for done in ripe if self._sampler.takes(done.link[0])]
+        kept = [done for done in ripe if self._is_sampled(done)]
         if missing := {id for done in kept for id in _unlinked(done)}:
             async with self._store.read() as tx:
                 found = {row.id: row for row in await repository.traceparents(tx, missing)}
             for done in kept:
                 done.links |= {id: _root_of(found[id]) for id in _unlinked(done) if id in found}
-        batch = self._collector.batch()
-        for done in kept:
-            _add_round(batch, done)
         try:
-            await self._send(batch)
-        except Unreachable:
-            self._rounds.extendleft(reversed(entries))
+            await self._send([span for done in kept for span in self._round_spans(done)])
+        except ExportFailed:
+            young = [entry for entry in entries if entry[0] > old - RETRY_S]
+            self._lost.labels("refused").inc(len(entries) - len(young))
+            self._rounds.extendleft(reversed(young))
             raise
 
-    async def _send(self, batch: Batch) -> None:
-        if not len(batch):
+    def _is_sampled(self, done: Round) -> bool:
+        context = TraceContext(done.link[0], parent_id=None, sampled=None)
+        return self._builder.is_sampled(context, name="scheduler round")
+
+    def _round_spans(self, done: Round) -> list[ReadableSpan]:
+        began, decided, ended = (datetime.fromtimestamp(at, UTC) for at in (done.began, done.decided, done.ended))
+        return self._builder.round_spans(
+            done.link,
+            blake2b(done.link[1], digest_size=8).digest(),
+            (began, decided, ended),
+            granted=len(done.granted),
+            actions=done.links.values(),
+        )
+
+    async def _send(self, spans: Sequence[ReadableSpan]) -> None:
+        """Export the spans and count them. Raises `ExportFailed`."""
+        if not spans:
             return
-        try:
-            taken = await self._collector.send(batch)
-        except Refused as error:
-            log.warning("the collector refuses spans: %s", error)
-            taken = 0
-        self._sent.inc(taken)
-        if taken < len(batch):
-            self._lost.labels("refused").inc(len(batch) - taken)
+        if reason := await self._thread.export(spans):
+            raise ExportFailed(reason)
+        self._sent.inc(len(spans))
 
     def _forget_oldest(self) -> None:
-        for id in [id for id, _ in zip(self._ids, range(len(self._ids) - WAITING), strict=False)]:
+        for id in [id for id, _ in zip(self._ids, range(len(self._ids) - self._pipeline.queue_actions), strict=False)]:
             del self._ids[id]
             self._round_of.pop(id, None)
             self._lost.labels("full").inc()
-
-
-def _add_round(batch: Batch, done: Round) -> None:
-    trace_id, span_id = done.link
-    began, decided, ended = (datetime.fromtimestamp(at, UTC) for at in (done.began, done.decided, done.ended))
-    batch.add(
-        "scheduler round",
-        (began, ended),
-        ids=(trace_id, span_id, None),
-        attributes=(("messaging.system", "tangram"),),
-        own=(("tangram.granted", len(done.granted)),),
-        links=done.links.values(),
-    )
-    commit = blake2b(span_id, digest_size=8).digest()
-    batch.add("commit grants", (decided, ended), ids=(trace_id, commit, span_id))
 
 
 def _unlinked(done: Round) -> list[UUID]:
@@ -287,5 +298,5 @@ def _unlinked(done: Round) -> list[UUID]:
     return [id for id, _ in done.granted[:LINKS] if id not in done.links]
 
 
-def _root_of(row: Row) -> Link:
+def _root_of(row: Row) -> SpanIds:
     return context_of(row.id, row.traceparent, row.tracestate).trace_id, root_id(row.id)

@@ -17,7 +17,8 @@ from arl_gateway.service import Actions, Trace, is_known
 from arl_gateway.views import version_of
 from arl_kit.app import documented, json_only
 from arl_kit.fast_route import FastRoute
-from arl_kit.telemetry import current_traceparent, valid_traceparent
+from arl_kit.telemetry import current_traceparent
+from arl_kit.telemetry.propagation import remote_tracestate
 from arl_trace.life import MADE_HERE
 from arl_wire.actions import (
     Action,
@@ -133,9 +134,9 @@ def written(answer: BaseModel, response: Response, status: int = 200) -> Respons
 
 
 def trace_of(request: Request) -> Trace:
-    """What the client sent, or the context that was made for this request."""
-    sent = valid_traceparent(request.headers.get("traceparent"))
-    return Trace(current_traceparent.get(), request.headers.get("tracestate") if sent is not None else MADE_HERE)
+    """Return the client's trace context, or the one that was made for this request."""
+    tracestate = remote_tracestate()
+    return Trace(current_traceparent.get(), MADE_HERE if tracestate is None else tracestate or None)
 
 
 JSON_BODY = [Depends(_json_body)]

@@ -1,11 +1,23 @@
-from arl_kit.otlp import OtlpSettings
+import sys
+
+from arl_kit.app import VERSION
 from arl_kit.server import serve
 from arl_kit.settings import load
+from arl_kit.telemetry.otel import OtelSettings, TracePipeline, open_pipeline
 from arl_scheduler.app import build
 from arl_scheduler.settings import SchedulerSettings
 
+
+def _pipeline() -> TracePipeline | None:
+    """Open the pipeline of spans, or print why not: a variable meant for another program must not stop this one."""
+    otel = load(OtelSettings, otherwise=OtelSettings.model_construct(disabled=True))
+    try:
+        return open_pipeline(otel, service="scheduler", version=VERSION)
+    except ValueError as error:
+        print(f"{error}; no spans are exported", file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        return None
+
+
 if __name__ == "__main__":
     settings = load(SchedulerSettings)
-    # What a shell says of traces for another program must not keep this one from running.
-    otlp = load(OtlpSettings, otherwise=OtlpSettings.model_construct(disabled=True))
-    serve(build(settings, otlp), settings, name="scheduler")
+    serve(build(settings, _pipeline()), settings, name="scheduler")

@@ -9,8 +9,8 @@ from arl_core.plan import Policy
 from arl_core.policies import policy_of
 from arl_kit.app import VERSION, create_app, metrics_of
 from arl_kit.hops import Hops, mount
-from arl_kit.otlp import Collector, OtlpSettings, Sampler
 from arl_kit.peers import Peers
+from arl_kit.telemetry.otel import TracePipeline
 from arl_scheduler.explaining import Explaining
 from arl_scheduler.planning import ROUND, Planning
 from arl_scheduler.rounds import Rounds
@@ -26,8 +26,8 @@ __all__ = ["build"]
 MAX_BODY = 64 << 20
 
 
-def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> FastAPI:
-    """Only with an endpoint in `otlp` are spans exported, and rows read for them."""
+def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) -> FastAPI:
+    """Without a `pipeline`, no spans are exported and no rows are read for them."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="scheduler", pool_size=settings.pool_size)
     peers = Peers(settings.service_token.get_secret_value())
@@ -35,10 +35,9 @@ def build(settings: SchedulerSettings, otlp: OtlpSettings | None = None) -> Fast
     metrics = metrics_of("scheduler", store)
     policy = _policy(settings, limit=settings.round_limit)
     exporter = None
-    if otlp is not None and otlp.url is not None:
-        collector = Collector(otlp, service="tangram", version=VERSION)
+    if pipeline is not None:
         rows = open_store(url, name="scheduler-traces", pool_size=1)
-        exporter = Exporter(rows, collector, Sampler.of(otlp), slow_s=settings.trace_slow_s, metrics=metrics)
+        exporter = Exporter(rows, pipeline, version=VERSION, slow_s=settings.trace_slow_s, metrics=metrics)
     rounds = Rounds(store, peers, notifier, settings, policy, metrics=metrics, traces=Traces(exporter))
 
     @asynccontextmanager

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from arl_core.model import Grant
-from arl_kit.otlp import begins_a_trace
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler.straggling import Straggler
 from arl_trace.export import Exporter, Round
@@ -38,6 +37,7 @@ class Traces:
         """A round is committed; times by the database's clock. Its hops go under the same trace."""
         if self._exporter is None:
             return
-        link = begins_a_trace(current_traceparent.get() or new_traceparent())
+        _, trace_id, span_id, _ = (current_traceparent.get() or new_traceparent()).split("-")
+        link = bytes.fromhex(trace_id), bytes.fromhex(span_id)
         granted = [(grant.fence.action_id, grant.fence.grant_no) for grant in taken]
         self._exporter.round(Round(link=link, began=began, decided=decided, ended=ended, granted=granted))

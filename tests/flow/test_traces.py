@@ -11,14 +11,17 @@ from uuid import UUID, uuid4
 import httpx
 import pytest_asyncio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import format_span_id, format_trace_id
 
 from arl_core.stragglers import RUNS_TO_TELL
 from arl_store.migrate import ensure_api_key
+from arl_tangram import AsyncTangram
 from support.collector import Collector, a_collector
 from support.conditions import eventually
 from support.postgres import Databases
 from support.rows import Rows, rows_in
-from support.system import System, running_system
+from support.system import API_KEY, System, running_system
 
 TRUE: dict[str, Any] = {"task": "t", "argv": ["true"], "demand": {"cpu": 0.1}}
 LONG = {**TRUE, "argv": ["sleep", "300"]}
@@ -139,6 +142,17 @@ class TestExport:
             assert sent.start_time_unix_nano == nanoseconds(span["begun_at"])
             assert sent.end_time_unix_nano == nanoseconds(span["ended_at"])
 
+    async def test_python_client_s_span_is_the_parent(self, system: System, collector: Collector) -> None:
+        tracer = TracerProvider(shutdown_on_exit=False).get_tracer("trainer")
+        async with AsyncTangram(system.url, API_KEY) as tangram:
+            with tracer.start_as_current_span("rollout") as span:
+                await tangram.run(task="t", argv=["true"], cpu=0.1)
+        context = span.get_span_context()
+        trace_id = format_trace_id(context.trace_id)
+        await collector.until(lambda: bool(collector.of_trace(trace_id)))
+        [root] = [span for span in collector.of_trace(trace_id) if span.name == "create action"]
+        assert root.parent_span_id.hex() == format_span_id(context.span_id)
+
     async def test_without_a_client_s_span_it_begins_the_trace_that_the_answer_names(
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
@@ -168,7 +182,7 @@ class TestExport:
         await collector.until(lambda: bool(collector.of_trace(trace_id)))
         assert (collector.headers["x-tenant"], collector.headers["content-encoding"]) == ("a b", "gzip")
         assert collector.resources[-1]["deployment.environment"] == "test"
-        assert collector.resources[-1]["service.name"] == "tangram"
+        assert collector.resources[-1]["service.name"] == "tangram-scheduler"
 
     async def test_what_its_client_did_not_sample_is_sent_only_if_it_failed(
         self, api: httpx.AsyncClient, collector: Collector
@@ -206,7 +220,8 @@ class TestExport:
     async def test_a_collector_that_is_away_gets_them_when_it_is_back(
         self, system: System, api: httpx.AsyncClient, collector: Collector
     ) -> None:
-        collector.status, asked = 503, collector.requests
+        # The SDK itself tries again after a 503, and gives up after a 500.
+        collector.status, asked = 500, collector.requests
         try:
             trace_id = secrets.token_hex(16)
             await settled(api, TRUE, traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")

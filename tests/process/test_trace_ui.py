@@ -1,4 +1,4 @@
-"""A real tracing back end reads one action's life as one trace: Arize Phoenix, from the package index."""
+"""A real tracing back end, Arize Phoenix from the package index, reads one action's life as one trace."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import venv
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -51,8 +51,14 @@ def done_with(command: Sequence[str | Path]) -> str:
     return f"exit code {done.returncode}: {done.stderr}" if done.returncode else ""
 
 
+class PhoenixServer(NamedTuple):
+    client: httpx.AsyncClient
+    endpoints: dict[str, str]
+    """OTLP endpoint of each protocol."""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def phoenix(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+async def phoenix(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PhoenixServer]:
     directory = tmp_path_factory.mktemp("phoenix")
     command = await asyncio.to_thread(installed, directory / "venv")
     http, grpc = free_ports(2)
@@ -67,7 +73,8 @@ async def phoenix(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[htt
                 while not await is_up(client):
                     assert process.poll() is None, (directory / "phoenix.log").read_text()[-2000:]
                     await asyncio.sleep(0.2)
-            yield client
+            endpoints = {"http/protobuf": str(client.base_url), "grpc": f"http://127.0.0.1:{grpc}"}
+            yield PhoenixServer(client, endpoints)
     finally:
         process.terminate()
         process.wait(30)
@@ -81,11 +88,14 @@ async def is_up(client: httpx.AsyncClient) -> bool:
         return False
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def system(databases: Databases, phoenix: httpx.AsyncClient) -> AsyncIterator[System]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["http/protobuf", "grpc"])
+async def system(request: pytest.FixtureRequest, databases: Databases, phoenix: PhoenixServer) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": str(phoenix.base_url)}
-    async with running_system(owner_url, cores=64, overrides={"scheduler": endpoint}) as system:
+    exports = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": request.param,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": phoenix.endpoints[request.param],
+    }
+    async with running_system(owner_url, cores=64, overrides={"scheduler": exports}) as system:
         yield system
     await databases.drop(owner_url)
 
@@ -96,9 +106,7 @@ async def spans_of(phoenix: httpx.AsyncClient, trace_id: str) -> list[dict[str, 
     return [span for span in spans if span["context"]["trace_id"] == trace_id]
 
 
-async def test_a_tracing_back_end_shows_an_action_s_life_as_one_trace(
-    phoenix: httpx.AsyncClient, system: System
-) -> None:
+async def test_a_tracing_back_end_shows_an_action_s_life_as_one_trace(phoenix: PhoenixServer, system: System) -> None:
     trace_id, parent = secrets.token_hex(16), secrets.token_hex(8)
     body = {"task": "ui", "argv": ["sleep", "0.2"], "demand": {"cpu": 0.1}}
     headers = {"traceparent": f"00-{trace_id}-{parent}-01"}
@@ -106,7 +114,7 @@ async def test_a_tracing_back_end_shows_an_action_s_life_as_one_trace(
         action = (await api.post("/v1/actions", json=body, params={"wait": 20}, headers=headers)).json()
         trace = (await api.get(f"/v1/actions/{action['id']}/trace")).json()
     async with asyncio.timeout(60):
-        while len(spans := await spans_of(phoenix, trace_id)) < len(NAMES):
+        while len(spans := await spans_of(phoenix.client, trace_id)) < len(NAMES):
             await asyncio.sleep(0.2)
     shown = {span["name"]: span for span in spans}
     assert shown.keys() == NAMES

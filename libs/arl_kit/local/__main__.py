@@ -15,6 +15,7 @@ from arl_kit.local.plan import DEFAULT_COMMANDS, LAUNCHER_NO_SANDBOX, Options
 from arl_kit.local.state_dir import AlreadyUp, StateDir, default_directory
 from arl_kit.local.up import run
 from arl_kit.supervisor import StartFailed
+from arl_kit.telemetry.otel import unknown_propagators
 from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 
 __all__ = ["main"]
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
                 _purge(chosen.dir)
             else:
                 _warn(unknown_settings(os.environ))
+                _warn([f"OTEL_PROPAGATORS: {name!r} is not installed" for name in unknown_propagators(os.environ)])
                 asyncio.run(run(_options(chosen), os.environ, until_eof=chosen.until_eof, commands=commands))
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line

@@ -13,6 +13,7 @@ from arl_kit.local.forwarded import forwarded
 from arl_kit.local.state_dir import StateDir
 from arl_kit.passed_on import passed_on
 from arl_kit.supervisor import ProcessSpec
+from arl_kit.telemetry.otel import service_environment
 
 __all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan", "process_names"]
 
@@ -118,7 +119,7 @@ class Plan:
         tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[service]}
         env = {
             **passed_on(self.environment, devices=service == "gpu", internet=service == "api"),
-            **{name: value for name, value in self.environment.items() if name.startswith("OTEL_")},
+            **service_environment(self.environment, service),
             "TANGRAM_HOST": self._host_of(name),
             "TANGRAM_PORT": str(self.ports[name]),
             "TANGRAM_DATABASE_URL": self.database_urls[service],
